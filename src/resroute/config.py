@@ -1,0 +1,234 @@
+"""Configuration as frozen dataclasses: strict JSON in and out, overrides by name, fingerprints."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeVar, Union
+
+T = TypeVar("T")
+V = TypeVar("V", bound="Variant")
+
+
+class UserError(ValueError):
+    """A mistake its user can mend: says what, where and what to do, in one or two plain lines.
+
+    The command line prints it without a traceback and exits with code 2; any other exception is a
+    bug of ours and keeps its traceback.
+    """
+
+
+class Variant:
+    """Base of configuration families whose members are told apart in JSON by their `type`.
+
+    A class that names `Variant` directly as a base opens a family; its subclasses join it by
+    `@register("name")`.
+    """
+
+    type_name: ClassVar[str]
+    _members: ClassVar[dict[str, type["Variant"]]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if Variant in cls.__bases__:
+            cls._members = {}
+
+
+def register(name: str) -> Callable[[type[V]], type[V]]:
+    """Enter a configuration class into its family under `name`."""
+
+    def enter(cls: type[V]) -> type[V]:
+        assert name not in cls._members, f"{name!r} is registered twice"
+        cls.type_name = name
+        cls._members[name] = cls
+        return cls
+
+    return enter
+
+
+def variants(family: type[V]) -> dict[str, type[V]]:
+    """Members of a family by name, in the order of registration."""
+    return typing.cast(dict[str, type[V]], dict(family._members))
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` where a known word is close, else an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def to_dict(config: Any) -> Any:
+    """Plain JSON values of a configuration: dataclasses become objects, tuples lists."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return {"type": config.type_name, **fields} if isinstance(config, Variant) else fields
+    if isinstance(config, tuple | list):
+        return [to_dict(item) for item in config]
+    if config is None or isinstance(config, bool | int | float | str):
+        return config
+    raise TypeError(f"{type(config).__name__} is not a configuration value")
+
+
+def from_dict(cls: type[T], data: Any, *, where: str = "configuration") -> T:
+    """Build `cls` from JSON values, strictly.
+
+    Fields that `data` leaves out take their defaults, so files written before a field existed
+    still load. `where` names the place in error messages.
+
+    Raises:
+        UserError: An unknown or missing field, or a value of the wrong type.
+    """
+    return typing.cast(T, _read(cls, data, where))
+
+
+def with_overrides(config: T, overrides: Mapping[str, str]) -> T:
+    """Replace fields named by dotted paths, such as `{"residual.rho_max": "1"}`.
+
+    Values are read as JSON where they parse (`1`, `true`, `null`, `["split"]`), else as text.
+
+    Raises:
+        UserError: A path that names no field, or a value its field does not take.
+    """
+    data = to_dict(config)
+    for path, text in overrides.items():
+        *parents, last = path.split(".")
+        node: Any = data
+        for parent in parents:
+            node = _child(node, parent, path)
+        _child(node, last, path)
+        try:
+            node[last] = json.loads(text)
+        except json.JSONDecodeError:
+            node[last] = text
+    return from_dict(type(config), data, where="--set")
+
+
+def differences(old: Any, new: Any, *, path: str = "") -> list[str]:
+    """Dotted names of the fields in which two configurations (or their JSON values) differ."""
+    if not isinstance(old, dict | list):
+        old = to_dict(old)
+    if not isinstance(new, dict | list):
+        new = to_dict(new)
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [] if old == new else [path]
+    names: list[str] = []
+    for key in dict.fromkeys([*old, *new]):
+        dotted = f"{path}.{key}" if path else key
+        if key not in old or key not in new:
+            names.append(dotted)
+        elif isinstance(old[key], dict) and isinstance(new[key], dict):
+            names += differences(old[key], new[key], path=dotted)
+        elif old[key] != new[key]:
+            names.append(dotted)
+    return names
+
+
+def fingerprint(config: Any) -> str:
+    """Eight hexadecimal digits that change with any value of a configuration or JSON value."""
+    data = config if isinstance(config, dict | list) else to_dict(config)
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _child(node: Any, name: str, path: str) -> Any:
+    if not isinstance(node, dict) or name not in node or name == "type":
+        known = [key for key in node if key != "type"] if isinstance(node, dict) else []
+        listed = f"; it has {', '.join(known)}" if known else ""
+        raise UserError(f"--set {path}: no field {name!r}{suggestion(name, known)}{listed}")
+    return node[name]
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _read_union(typing.get_args(hint), value, where)
+    if origin is Literal:
+        if value not in typing.get_args(hint):
+            allowed = ", ".join(repr(choice) for choice in typing.get_args(hint))
+            raise UserError(f"{where}: {value!r} is not one of {allowed}")
+        return value
+    if origin is tuple:
+        return _read_tuple(typing.get_args(hint), value, where)
+    if isinstance(hint, type) and issubclass(hint, Variant):
+        return _read_variant(hint, value, where)
+    if dataclasses.is_dataclass(hint):
+        return _read_fields(hint, value, where)
+    return _read_scalar(hint, value, where)
+
+
+def _read_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in choices:
+        return None
+    errors = []
+    for choice in choices:
+        if choice is type(None):
+            continue
+        try:
+            return _read(choice, value, where)
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _read_tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise UserError(f"{where}: needs a list, got {value!r}")
+    if len(items) == 2 and items[1] is Ellipsis:
+        return tuple(_read(items[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if len(value) != len(items):
+        raise UserError(f"{where}: needs {len(items)} values, got {len(value)}")
+    return tuple(
+        _read(hint, item, f"{where}[{i}]")
+        for i, (hint, item) in enumerate(zip(items, value, strict=True))
+    )
+
+
+def _read_variant(family: type[Variant], value: Any, where: str) -> Any:
+    if not isinstance(value, dict) or "type" not in value:
+        raise UserError(f"{where}: needs an object with a 'type', got {value!r}")
+    name = value["type"]
+    member = family._members.get(name)
+    if member is None or not issubclass(member, family):
+        known = ", ".join(family._members)
+        raise UserError(
+            f"{where}: unknown type {name!r}{suggestion(str(name), family._members)}; "
+            f"known: {known}"
+        )
+    return _read_fields(member, {k: v for k, v in value.items() if k != "type"}, where)
+
+
+def _read_fields(cls: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: needs an object, got {value!r}")
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    for name in value:
+        if name not in fields:
+            raise UserError(f"{where}: unknown field {name!r}{suggestion(name, fields)}")
+    hints = typing.get_type_hints(cls)
+    arguments = {}
+    for name, field in fields.items():
+        if name in value:
+            arguments[name] = _read(hints[name], value[name], f"{where}.{name}")
+        elif (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        ):
+            raise UserError(f"{where}: the field {name!r} is missing")
+    return cls(**arguments)
+
+
+def _read_scalar(hint: Any, value: Any, where: str) -> Any:
+    assert hint in (bool, int, float, str), f"{hint} cannot be read from JSON"
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        raise UserError(f"{where}: needs {words[hint]}, got {value!r}")
+    if hint is float and not math.isfinite(value):
+        raise UserError(f"{where}: needs a finite number, got {value!r}")
+    return value
