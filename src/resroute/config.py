@@ -215,9 +215,7 @@ def _read_fields(cls: Any, value: Any, where: str) -> Any:
     for name, field in fields.items():
         if name in value:
             arguments[name] = _read(hints[name], value[name], f"{where}.{name}")
-        elif (
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        ):
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise UserError(f"{where}: the field {name!r} is missing")
     return cls(**arguments)
 

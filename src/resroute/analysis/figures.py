@@ -1,0 +1,273 @@
+"""Figures of runs: loss curves and depth-weight maps, the same bytes for the same runs."""
+
+import io
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from resroute.analysis.runs import METHODS, DepthWeights, Run, run_labels
+from resroute.analysis.table import LOSS_UNIT, floor_text
+from resroute.config import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+Format = Literal["png", "svg"]
+
+# Okabe and Ito's palette, told apart with any colour vision; grey stands for methods not listed
+_PALETTE = ("#000000", "#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00")
+COLOURS = dict(zip(METHODS, _PALETTE, strict=True))
+_MARKERS = dict(zip(METHODS, "oPXDs^v", strict=True))
+_UNKNOWN_COLOUR = "#7F7F7F"
+# dashed is the floor's
+_LINES: tuple[Any, ...] = ("-", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (8, 1, 1, 1, 1, 1)))
+
+_DETAILS = {"phase", "split", "duplicate", "random"}
+_DETAIL_COLOUR = "#B34700"
+_MAX_TICKS = 26
+
+_STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    # labels come from files: a dollar sign in one is a dollar sign
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "resroute",
+}
+
+
+def loss_figure(runs: list[Run], path: Path) -> None:
+    """Write training and validation loss over training tokens, a panel per depth.
+
+    Args:
+        runs: Finished runs; seeds of one method share its line style.
+        path: A .png (150 dots per inch) or .svg file.
+
+    Raises:
+        UserError: matplotlib is missing, or the suffix is another.
+    """
+    write_bytes(path, loss_image(runs, _format(path)))
+
+
+def depth_figure(runs: list[Run], path: Path) -> None:
+    """Write the depth-weight maps of the routed runs among `runs`, a panel each.
+
+    Args:
+        runs: Finished runs, at least one of which has depth weights.
+        path: A .png (150 dots per inch) or .svg file.
+
+    Raises:
+        UserError: matplotlib is missing, the suffix is another, or no run is routed.
+    """
+    write_bytes(path, depth_image(runs, _format(path)))
+
+
+def loss_image(runs: list[Run], kind: Format) -> bytes:
+    """The file that `loss_figure` writes."""
+    with _style():
+        from matplotlib.figure import Figure
+
+        depths = sorted({run.num_layers for run in runs})
+        figure = Figure(figsize=(5.8, 0.4 + 3.4 * len(depths)), layout="constrained")
+        panels = figure.subplots(len(depths), 1, squeeze=False)[:, 0]
+        for axes, depth in zip(panels, depths, strict=True):
+            _draw_losses(axes, [run for run in runs if run.num_layers == depth])
+            if len(depths) > 1:
+                axes.set_title(f"{depth} layers", loc="left")
+        return _render(figure, kind)
+
+
+def depth_image(runs: list[Run], kind: Format) -> bytes:
+    """The file that `depth_figure` writes."""
+    routed = [(run, run.depth_weights) for run in runs if run.depth_weights is not None]
+    if not routed:
+        raise UserError("no depth weights to draw: none of the runs has a routed method")
+    with _style():
+        from matplotlib.figure import Figure
+
+        num_columns = min(3, len(routed))
+        num_rows = math.ceil(len(routed) / num_columns)
+        width = max(min(1.5 + 0.17 * len(maps.sources), 5.2) for _, maps in routed)
+        height = max(min(1.6 + 0.085 * len(maps.sites), 6.6) for _, maps in routed)
+        figure = Figure(
+            figsize=(0.7 + max(width, 3.4) * num_columns, height * num_rows), layout="constrained"
+        )
+        panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+        for axes in panels[len(routed) :]:
+            axes.set_axis_off()
+        for axes, (run, maps) in zip(panels, routed, strict=False):
+            image = _draw_map(axes, maps)
+            # the map's left edge moves with its labels; the panel's does not
+            axes.set_title(f"{_plain(run.label)}, {run.num_layers} layers, seed {run.seed}")
+        bar = figure.colorbar(image, ax=list(panels), shrink=0.7, aspect=30, pad=0.02)
+        bar.set_ticks(
+            [0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1], labels="0 .01 .05 .1 .2 .4 .7 1".split()
+        )
+        bar.set_label("weight (square-root colour scale)")
+        bar.outline.set_visible(False)
+        return _render(figure, kind)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, then rename it: readers never see half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written ({error.strerror}); check the folder") from None
+
+
+def smooth(values: list[float]) -> list[float]:
+    """Centred mean over about 4 % of the values, over fewer at the two ends."""
+    half = len(values) // 50
+    return [
+        math.fsum(window) / len(window)
+        for window in (
+            values[i - reach : i + reach + 1]
+            for i in range(len(values))
+            for reach in [min(half, i, len(values) - 1 - i)]
+        )
+    ]
+
+
+def _format(path: Path) -> Format:
+    if path.suffix == ".png":
+        return "png"
+    if path.suffix == ".svg":
+        return "svg"
+    raise UserError(f"{path}: figures are written as .png or .svg; choose one of these endings")
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("figures need matplotlib: pip install 'resroute[report]'") from None
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        # a label in a script that the font lacks is drawn as boxes, not worth a warning
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def _render(figure: "Figure", kind: Format) -> bytes:
+    buffer = io.BytesIO()
+    drop = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    metadata = {"Software": None} if kind == "png" else drop
+    figure.savefig(buffer, format=kind, dpi=150, facecolor="white", metadata=metadata)
+    return buffer.getvalue()
+
+
+def _plain(label: str) -> str:
+    # matplotlib leaves legend entries with a leading underscore out
+    return " ".join(label.split()).lstrip("_") or "unnamed"
+
+
+def _draw_losses(axes: "Axes", runs: list[Run]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter
+
+    legend: dict[str, Line2D] = {}
+    styles: dict[str, list[str]] = {}
+    for run, unique in zip(runs, run_labels(runs), strict=True):
+        label = _plain(unique)
+        known = styles.setdefault(run.method, [])
+        if label not in known:
+            known.append(label)
+        colour = COLOURS.get(run.method, _UNKNOWN_COLOUR)
+        tokens, losses = run.losses("train")
+        axes.plot(tokens, smooth(losses), color=colour, linewidth=0.8, alpha=0.45)
+        (line,) = axes.plot(
+            *run.losses("validation"),
+            color=colour,
+            linestyle=_LINES[known.index(label) % len(_LINES)],
+            linewidth=2,
+            marker=_MARKERS.get(run.method, "o"),
+            markersize=4.5,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+        )
+        legend.setdefault(label, line)
+    legend["training, smoothed"] = Line2D([], [], color="#777777", linewidth=0.8)
+    floors = {run.floor: floor_text(run) for run in runs if run.floor is not None}
+    for floor, text in floors.items():
+        legend[text] = axes.axhline(floor, color="#555555", linewidth=1.1, linestyle="--")
+    _limit_losses(axes, runs, list(floors))
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.set_xlabel("training tokens")
+    axes.set_ylabel(f"loss, {LOSS_UNIT}")
+    axes.legend(list(legend.values()), list(legend), loc="upper right")
+
+
+def _limit_losses(axes: "Axes", runs: list[Run], floors: list[float]) -> None:
+    # the first steps fall from log(vocabulary) and would squash everything after them
+    shown = list(floors)
+    for run in runs:
+        for kind in ("train", "validation"):
+            tokens, losses = run.losses(kind)
+            start = 0.06 * run.summary["tokens"]
+            shown += [loss for at, loss in zip(tokens, losses, strict=True) if at >= start]
+    if shown and max(shown) > min(shown):
+        margin = 0.05 * (max(shown) - min(shown))
+        axes.set_ylim(min(shown) - margin, max(shown) + margin)
+
+
+def _draw_map(axes: "Axes", maps: DepthWeights) -> Any:
+    import matplotlib
+    import numpy as np
+    from matplotlib.colors import PowerNorm
+
+    weights = np.array(
+        [[math.nan if w is None else w for w in row] for row in maps.weights], dtype=float
+    )
+    colours = matplotlib.colormaps["viridis"].with_extremes(bad="#E9E9E9")
+    # early sites have few sources and late ones many: on a linear scale the late ones are all dark
+    image = axes.imshow(
+        np.ma.masked_invalid(weights),
+        cmap=colours,
+        norm=PowerNorm(0.5, vmin=0, vmax=1, clip=True),
+        aspect="auto",
+        interpolation="none",
+    )
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=2, labelsize=7)
+    rows = _thinned(len(maps.sites))
+    axes.set_yticks(rows, labels=[_plain(maps.sites[i]) for i in rows])
+    shown = _thinned(len(maps.sources))
+    axes.set_xticks(shown, labels=[_plain(maps.sources[i]) for i in shown], rotation=90)
+    for tick in axes.get_xticklabels():
+        if _DETAILS & set(tick.get_text().split()):
+            tick.set_color(_DETAIL_COLOUR)
+    axes.set_xlabel("source")
+    axes.set_ylabel("site")
+    return image
+
+
+def _thinned(count: int) -> list[int]:
+    """Evenly spaced positions, few enough to label; the last one is always among them."""
+    step = 1
+    while count > step * _MAX_TICKS:
+        step *= 2
+    return [*range(0, count - 1, step), count - 1][: count or 0]

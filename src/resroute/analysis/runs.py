@@ -1,0 +1,265 @@
+"""Finished runs as values, read from their folders' files and never from logs."""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from resroute.config import UserError
+
+# baselines first: the order of rows, legends and panels
+METHODS = ("prenorm", "rezero", "layerscale", "fullattnres", "blockattnres", "deltaattnres", "wav")
+
+_REMEDY = "run it again with --fresh, or remove its folder"
+
+_NUMBER = (int, float)
+_SUMMARY: dict[str, tuple[type, ...]] = {
+    "label": (str,),
+    "method": (str,),
+    "corpus": (str,),
+    "device": (str,),
+    "precision": (str,),
+    "num_layers": (int,),
+    "seed": (int,),
+    "steps": (int,),
+    "tokens": (int,),
+    "parameters": (int,),
+    "validation_loss": (*_NUMBER, type(None)),
+    "floor": (*_NUMBER, type(None)),
+    "floor_exact": (bool, type(None)),
+    "tokens_per_second": (*_NUMBER, type(None)),
+    "peak_memory_bytes": (*_NUMBER, type(None)),
+    "memory_kind": (str, type(None)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthWeights:
+    """Mean routing weights of one model: a row per site, a column per source.
+
+    `weights[i][j]` is the share of source j in the read of site i, None where site i has no such
+    source; a row's numbers sum to one.
+    """
+
+    sites: tuple[str, ...]
+    sources: tuple[str, ...]
+    weights: tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One finished run. `name` is its folder's path below the folder that was searched."""
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
+    depth_weights: DepthWeights | None
+    sample: str | None
+
+    @property
+    def label(self) -> str:
+        """The method's name as readers see it."""
+        return str(self.summary["label"])
+
+    @property
+    def method(self) -> str:
+        """The residual configuration's type, spelled as in `METHODS`."""
+        return "".join(filter(str.isalnum, self.summary["method"])).lower()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return int(self.summary["num_layers"])
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.summary["seed"])
+
+    @property
+    def floor(self) -> float | None:
+        """Entropy floor of the corpus in nats per character, None where it is not known."""
+        value = self.summary["floor"]
+        return None if value is None else float(value)
+
+    def losses(self, kind: Literal["train", "validation"]) -> tuple[list[int], list[float]]:
+        """Training tokens seen and the finite losses there, in nats per character.
+
+        Of a step that a resumed run went through twice, the later record counts.
+        """
+        by_step = {record["step"]: record for record in self.metrics if record["kind"] == kind}
+        records = [by_step[step] for step in sorted(by_step)]
+        kept = [r for r in records if r["loss"] is not None and math.isfinite(r["loss"])]
+        return [int(r["tokens"]) for r in kept], [float(r["loss"]) for r in kept]
+
+
+def read_run(path: Path) -> Run:
+    """Read one finished run.
+
+    Raises:
+        UserError: The folder holds no finished run, or one of its files is damaged.
+    """
+    if not (path / "summary.json").is_file():
+        raise UserError(
+            f"{path}: no finished run here (no summary.json); finish its training first"
+        )
+    weights_file, sample_file = path / "depth_weights.json", path / "sample.txt"
+    return Run(
+        path=path,
+        name=path.resolve().name,
+        config=_read_object(path / "config.json"),
+        metrics=_read_metrics(path / "metrics.jsonl"),
+        summary=_read_summary(path / "summary.json"),
+        depth_weights=_read_depth_weights(weights_file) if weights_file.is_file() else None,
+        sample=(_read_text(sample_file, errors="replace") if sample_file.is_file() else None),
+    )
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """Read every finished run in and below `folder`.
+
+    Returns:
+        Runs by depth, method (`METHODS`, then others), label, seed and name.
+
+    Raises:
+        UserError: `folder` does not exist, or a file of a finished run is damaged.
+    """
+    runs = [
+        dataclasses.replace(read_run(path), name=_name(path, folder))
+        for path in _run_folders(folder)
+        if (path / "summary.json").is_file()
+    ]
+    return sorted(runs, key=_order)
+
+
+def unfinished_runs(folder: Path) -> list[str]:
+    """Names of the runs in and below `folder` that have no summary yet, sorted.
+
+    Raises:
+        UserError: `folder` does not exist.
+    """
+    return sorted(
+        _name(path, folder)
+        for path in _run_folders(folder)
+        if not (path / "summary.json").is_file()
+    )
+
+
+def run_labels(runs: list[Run]) -> list[str]:
+    """The runs' labels, with the corpus where it differs and the name where nothing else does."""
+    one_corpus = len({run.summary["corpus"] for run in runs}) < 2
+    labels = [run.label if one_corpus else f"{run.label}, {run.summary['corpus']}" for run in runs]
+    keys = [(label, r.num_layers, r.seed) for label, r in zip(labels, runs, strict=True)]
+    counts = Counter(keys)
+    return [
+        label if counts[key] == 1 else f"{label} ({run.name})"
+        for label, key, run in zip(labels, keys, runs, strict=True)
+    ]
+
+
+def _order(run: Run) -> tuple[int, int, str, int, str]:
+    rank = METHODS.index(run.method) if run.method in METHODS else len(METHODS)
+    return run.num_layers, rank, run.label, run.seed, run.name
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.resolve().name if path == folder else path.relative_to(folder).as_posix()
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; name the one that holds the runs")
+    # config.json alone may be an exported model; a run has at least env.json beside it
+    marks = ("env.json", "metrics.jsonl", "summary.json")
+    if (folder / "config.json").is_file() and any((folder / m).is_file() for m in marks):
+        return [folder]
+    below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
+    return [run for p in below if not p.name.startswith(".") for run in _run_folders(p)]
+
+
+def _read_text(path: Path, *, errors: str = "strict") -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors=errors)
+    except FileNotFoundError:
+        raise UserError(f"{path}: this file of a finished run is missing; {_REMEDY}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: damaged (no UTF-8 at byte {error.start}); {_REMEDY}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise UserError(f"{where}: damaged JSON ({reason}); {_REMEDY}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: damaged (not a JSON object); {_REMEDY}")
+    return value
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    return _parse(_read_text(path), str(path))
+
+
+def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    # true and false count as numbers in Python, not in these files
+    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    summary = _read_object(path)
+    version = summary.get("format_version")
+    if version != 1:
+        raise UserError(
+            f"{path}: has format_version {version!r}, this resroute reads 1; "
+            "use the resroute that wrote it, or run it again with --fresh"
+        )
+    for field, kinds in _SUMMARY.items():
+        if field not in summary or not _is(summary[field], kinds):
+            found = repr(summary[field]) if field in summary else "nothing"
+            raise UserError(f"{path}: damaged ({field!r} holds {found}); {_REMEDY}")
+    return summary
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    records = []
+    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+        where = f"{path} line {number}"
+        record = _parse(line, where)
+        if record.get("kind") in ("train", "validation") and not (
+            _is(record.get("step"), (int,))
+            and _is(record.get("tokens"), (int,))
+            and _is(record.get("loss", ""), (*_NUMBER, type(None)))
+        ):
+            raise UserError(f"{where}: damaged (needs step, tokens and loss); {_REMEDY}")
+        records.append({"kind": None, **record})
+    return records
+
+
+def _read_depth_weights(path: Path) -> DepthWeights:
+    data = _read_object(path)
+    sites, sources, rows = (data.get(key) for key in ("sites", "sources", "weights"))
+    names = [*sites, *sources] if isinstance(sites, list) and isinstance(sources, list) else []
+    if not (
+        isinstance(sites, list)
+        and isinstance(sources, list)
+        and isinstance(rows, list)
+        and names
+        and all(isinstance(name, str) for name in names)
+        and len(rows) == len(sites)
+        and all(isinstance(row, list) and len(row) == len(sources) for row in rows)
+        and all(_is(w, (*_NUMBER, type(None))) for row in rows for w in row)
+    ):
+        raise UserError(f"{path}: damaged (weights are not sites x sources numbers); {_REMEDY}")
+    return DepthWeights(
+        sites=tuple(sites),
+        sources=tuple(sources),
+        weights=tuple(tuple(None if w is None else float(w) for w in row) for row in rows),
+    )

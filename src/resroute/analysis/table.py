@@ -1,0 +1,163 @@
+"""The comparison table: one row per run, the same cells on a terminal and on a page."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from resroute.analysis.runs import Run, run_labels
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LOSS_UNIT = "nats/char"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """What one run is compared by.
+
+    Losses and the gap are in nats per character; `gap` is the validation loss minus the corpus's
+    entropy floor, None where there is no floor. `is_best` marks the lowest finite loss among the
+    runs of its corpus and depth.
+    """
+
+    label: str
+    num_layers: int
+    seed: int
+    validation_loss: float | None
+    gap: float | None
+    parameters: int
+    tokens_per_second: float | None
+    peak_memory_bytes: float | None
+    memory_kind: str | None
+    is_best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column as text: a heading, its unit ("" for none), a cell per row."""
+
+    heading: str
+    unit: str
+    cells: list[str]
+    is_number: bool = True
+    is_loss: bool = False
+
+
+def comparison_rows(runs: list[Run]) -> list[ComparisonRow]:
+    """One row per run, in the order given."""
+    best: dict[tuple[str, int], float] = {}
+    for run in runs:
+        loss, group = _loss(run), (run.summary["corpus"], run.num_layers)
+        if loss is not None and math.isfinite(loss):
+            best[group] = min(loss, best.get(group, math.inf))
+    rows = []
+    for run, label in zip(runs, run_labels(runs), strict=True):
+        loss, floor = _loss(run), run.floor
+        rows.append(
+            ComparisonRow(
+                label=label,
+                num_layers=run.num_layers,
+                seed=run.seed,
+                validation_loss=loss,
+                gap=None if loss is None or floor is None else loss - floor,
+                parameters=run.summary["parameters"],
+                tokens_per_second=run.summary["tokens_per_second"],
+                peak_memory_bytes=run.summary["peak_memory_bytes"],
+                memory_kind=run.summary["memory_kind"],
+                is_best=loss == best.get((run.summary["corpus"], run.num_layers), math.nan),
+            )
+        )
+    return rows
+
+
+def columns(rows: list[ComparisonRow]) -> list[Column]:
+    """The table's columns as text; a gap column only where a floor is known."""
+    sizes = [row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None]
+    # one unit for the whole column, so that its numbers can be compared by eye
+    scale, memory_unit, digits = (1e6, "MB", 0) if max(sizes, default=0) < 1e10 else (1e9, "GB", 1)
+
+    def numbers(heading: str, unit: str, values: list[float | None], digits: int) -> Column:
+        cells = ["-" if v is None else f"{v:,.{digits}f}" for v in values]
+        return Column(heading=heading, unit=unit, cells=cells, is_loss=heading == "loss")
+
+    labels = [row.label for row in rows]
+    gaps = [row.gap for row in rows]
+    memory = [
+        None if row.peak_memory_bytes is None else row.peak_memory_bytes / scale for row in rows
+    ]
+    return [
+        Column(heading="method", unit="", cells=labels, is_number=False),
+        numbers("layers", "", [row.num_layers for row in rows], 0),
+        Column(heading="seed", unit="", cells=[str(row.seed) for row in rows]),
+        numbers("loss", LOSS_UNIT, [row.validation_loss for row in rows], 4),
+        *(
+            [numbers("gap to floor", LOSS_UNIT, gaps, 4)]
+            if any(g is not None for g in gaps)
+            else []
+        ),
+        numbers("params", "millions", [row.parameters / 1e6 for row in rows], 3),
+        numbers("speed", "tokens/s", [row.tokens_per_second for row in rows], 0),
+        numbers("memory", memory_unit, memory, digits),
+    ]
+
+
+def floor_text(run: Run) -> str:
+    """`entropy floor 0.213 nats/char, exact`, or an empty string where no floor is known."""
+    if run.floor is None:
+        return ""
+    kind = "exact" if run.summary["floor_exact"] else "lower bound"
+    return f"entropy floor {run.floor:.3f} {LOSS_UNIT}, {kind}"
+
+
+def captions(runs: list[Run]) -> list[str]:
+    """Lines under the table: each corpus's entropy floor, then what was measured as memory."""
+    several = len({run.summary["corpus"] for run in runs}) > 1
+    floors = [
+        floor_text(run) + (f" ({run.summary['corpus']})" if several else "")
+        for run in runs
+        if run.floor is not None
+    ]
+    names = {"resident": "resident size of the process", "cuda": "allocation on the GPU"}
+    kinds = sorted({run.summary["memory_kind"] for run in runs} - {None})
+    memory = " or ".join(names.get(kind, kind) for kind in kinds)
+    return [*dict.fromkeys(floors), *([f"memory: peak {memory}"] if memory else [])]
+
+
+def comparison_table(runs: list[Run]) -> "Table":
+    """The table for a terminal of 80 columns or more.
+
+    The lowest loss of each corpus and depth is bold; floors stand in the caption.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = comparison_rows(runs)
+    shown = columns(rows)
+    lines = captions(runs)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        header_style="",
+        caption=Text("\n".join(lines), style="not italic dim") if lines else None,
+        caption_justify="left",
+    )
+    for column in shown:
+        heading = Text(column.heading, style="bold")
+        heading.append(f"\n{column.unit}", style="not bold dim")
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        table.add_column(heading, justify=justify, no_wrap=column.is_number, overflow="fold")
+    for index, row in enumerate(rows):
+        table.add_row(
+            *(
+                Text(column.cells[index], style="bold" if column.is_loss and row.is_best else "")
+                for column in shown
+            )
+        )
+    return table
+
+
+def _loss(run: Run) -> float | None:
+    value = run.summary["validation_loss"]
+    return None if value is None else float(value)

@@ -1,0 +1,137 @@
+"""The interface of residual methods: what a sublayer reads, and where its update goes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from resroute.config import UserError, Variant
+
+DEFAULT_KINDS = ("attention", "mlp")
+
+
+class Stream(Protocol):
+    """What a policy carries over depth within one forward pass; a tuple, never changed in place."""
+
+    @property
+    def site(self) -> int:
+        """The site that is read and written next."""
+
+
+S = TypeVar("S", bound=Stream)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualConfig(Variant, ABC):
+    """Settings of one residual method; `build` makes the policy, the module that carries it out."""
+
+    @abstractmethod
+    def build(
+        self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
+    ) -> "Policy[Any]":
+        """Make the policy for a stack.
+
+        Args:
+            num_layers: L, layers of the stack.
+            dim: D, width of the stream.
+            kinds: The sublayers of one layer, in order. Sites are numbered `0 .. K * L - 1`.
+
+        Raises:
+            UserError: Sizes below one, or settings that do not fit the stack.
+        """
+
+
+class Policy(nn.Module, ABC, Generic[S]):
+    """How updates accumulate over depth and how sublayers read them back.
+
+    ```python
+    stream = policy.start(embedding)
+    for site, sublayer in enumerate(sublayers):
+        stream = policy.write(stream, site, sublayer(policy.read(stream, site)))
+    hidden = policy.finish(stream)
+    ```
+
+    Sites come in order, each once: reading or writing any other site, or finishing early, is a
+    `UserError` (a `ValueError`). Routing is per token, so a stream lives for one forward pass and
+    cached decoding needs nothing of it.
+
+    Attributes:
+        num_layers: L.
+        dim: D.
+        kinds: The K sublayers of one layer.
+        num_sites: K * L.
+    """
+
+    def __init__(self, num_layers: int, dim: int, kinds: Sequence[str]) -> None:
+        super().__init__()
+        for name, value in (("num_layers", num_layers), ("dim", dim), ("len(kinds)", len(kinds))):
+            if value < 1:
+                raise UserError(f"a residual policy needs {name} of at least 1, got {value}")
+        self.num_layers = num_layers
+        self.dim = dim
+        self.kinds = tuple(kinds)
+        self.num_sites = num_layers * len(self.kinds)
+
+    def reset_parameters(self) -> None:
+        """Set every parameter and buffer to its initial value, in place."""
+
+    def start(self, embedding: Tensor) -> S:
+        """Open a stream on the embedding (..., D), whose dtype the stream keeps."""
+        if embedding.shape[-1:] != (self.dim,):
+            raise UserError(
+                f"the policy was built for width {self.dim}, got an embedding of shape "
+                f"{tuple(embedding.shape)}"
+            )
+        return self._start(embedding)
+
+    def read(self, stream: S, site: int) -> Tensor:
+        """What the sublayer at `site` is given (..., D), before its own norm; pure."""
+        self._expect(stream, site)
+        return self._read(stream)
+
+    def write(self, stream: S, site: int, update: Tensor) -> S:
+        """A new stream with the sublayer's update (..., D) added."""
+        self._expect(stream, site)
+        return self._write(stream, update)
+
+    def finish(self, stream: S) -> Tensor:
+        """The readout (..., D) that the model's final norm is given."""
+        if stream.site != self.num_sites:
+            raise UserError(
+                f"the stream ends at site {stream.site}, but the stack has {self.num_sites}: "
+                "write every site before finish"
+            )
+        return self._read(stream)
+
+    def weights(self, stream: S, site: int) -> tuple[list[str], Tensor]:
+        """Depth weights of a site, or of the readout where `site` is `num_sites`.
+
+        Returns:
+            Names of the S sources, and their weights (..., S), which sum to one. Methods that do
+            not route have one source, the stream, of weight one. A Delta site that mixes nothing
+            has none.
+        """
+        if stream.site != site:
+            raise UserError(f"the stream is at site {stream.site}; it has no weights of {site}")
+        return self._weights(stream)
+
+    def _expect(self, stream: S, site: int) -> None:
+        if stream.site != site or not 0 <= site < self.num_sites:
+            raise UserError(
+                f"the stream is at site {stream.site} of {self.num_sites}, got site {site}: "
+                "sites are read and written in order, each once"
+            )
+
+    @abstractmethod
+    def _start(self, embedding: Tensor) -> S: ...
+
+    @abstractmethod
+    def _read(self, stream: S) -> Tensor: ...
+
+    @abstractmethod
+    def _write(self, stream: S, update: Tensor) -> S: ...
+
+    @abstractmethod
+    def _weights(self, stream: S) -> tuple[list[str], Tensor]: ...

@@ -1,0 +1,124 @@
+"""Methods that keep one running sum: PreNorm, ReZero and LayerScale."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from resroute.config import UserError, register
+from resroute.core import accumulate
+from resroute.residual.base import DEFAULT_KINDS, Policy, ResidualConfig
+
+
+class SumStream(NamedTuple):
+    """The next site and the running sum (..., D)."""
+
+    site: int
+    total: Tensor
+
+
+class SumPolicy(Policy[SumStream]):
+    """`h <- h + c_s u` with a coefficient a site; reads and readout are `h`."""
+
+    def coefficient(self, site: int) -> float | Tensor:
+        """What the update of a site is multiplied by: a number, or a tensor () or (D,)."""
+        return 1.0
+
+    def _start(self, embedding: Tensor) -> SumStream:
+        return SumStream(0, embedding)
+
+    def _read(self, stream: SumStream) -> Tensor:
+        return stream.total
+
+    def _write(self, stream: SumStream, update: Tensor) -> SumStream:
+        total = accumulate(
+            stream.total, update, self.coefficient(stream.site), dtype=stream.total.dtype
+        )
+        return SumStream(stream.site + 1, total)
+
+    def _weights(self, stream: SumStream) -> tuple[list[str], Tensor]:
+        return ["stream"], stream.total.new_ones((*stream.total.shape[:-1], 1))
+
+
+@register("pre_norm")
+@dataclass(frozen=True, kw_only=True)
+class PreNorm(ResidualConfig):
+    """The plain residual stream, `h <- h + u`."""
+
+    def build(self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS) -> "SumPolicy":
+        """Make the policy; it has no parameters."""
+        return SumPolicy(num_layers, dim, kinds)
+
+
+@register("re_zero")
+@dataclass(frozen=True, kw_only=True)
+class ReZero(ResidualConfig):
+    """`h <- h + alpha_l u`, one scalar a layer, shared by its sublayers (Bachlechner et al. 2020).
+
+    Scalars start at zero, so the stack starts as the identity.
+    """
+
+    def build(
+        self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
+    ) -> "ReZeroPolicy":
+        """Make the policy; `alpha` is (L,)."""
+        return ReZeroPolicy(num_layers, dim, kinds)
+
+
+class ReZeroPolicy(SumPolicy):
+    """Carries out `ReZero`."""
+
+    def __init__(self, num_layers: int, dim: int, kinds: Sequence[str]) -> None:
+        super().__init__(num_layers, dim, kinds)
+        self.alpha = nn.Parameter(torch.empty(num_layers))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Close every layer."""
+        nn.init.zeros_(self.alpha)
+
+    def coefficient(self, site: int) -> Tensor:
+        """The scalar of the site's layer."""
+        return self.alpha[site // len(self.kinds)]
+
+
+@register("layer_scale")
+@dataclass(frozen=True, kw_only=True)
+class LayerScale(ResidualConfig):
+    """`h <- h + scale_s * u`, one gain a channel and site (CaiT, Touvron et al. 2021, eq. 4)."""
+
+    init: float | None = 1e-4
+    """Initial gain. None takes CaiT's depth rule: 0.1 up to 18 layers, 1e-5 up to 24, else 1e-6.
+    One starts as PreNorm."""
+
+    def __post_init__(self) -> None:
+        if self.init is not None and not math.isfinite(self.init):
+            raise UserError(f"LayerScale needs a finite init, got {self.init}; the default is 1e-4")
+
+    def build(
+        self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
+    ) -> "LayerScalePolicy":
+        """Make the policy; `scale` is (K * L, D)."""
+        return LayerScalePolicy(self, num_layers, dim, kinds)
+
+
+class LayerScalePolicy(SumPolicy):
+    """Carries out `LayerScale`."""
+
+    def __init__(self, config: LayerScale, num_layers: int, dim: int, kinds: Sequence[str]) -> None:
+        super().__init__(num_layers, dim, kinds)
+        by_depth = 0.1 if num_layers <= 18 else 1e-5 if num_layers <= 24 else 1e-6
+        self.init = by_depth if config.init is None else config.init
+        self.scale = nn.Parameter(torch.empty(self.num_sites, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set every gain to the initial one."""
+        nn.init.constant_(self.scale, self.init)
+
+    def coefficient(self, site: int) -> Tensor:
+        """The gains (D,) of the site."""
+        return self.scale[site]

@@ -1,0 +1,196 @@
+"""WAV v1 (arXiv 2606.06564v1): block sums and zero-sum details in one depth-wise softmax."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from resroute.config import UserError, register, suggestion
+from resroute.core import (
+    SIGN_RULES,
+    Source,
+    accumulate,
+    inverse_rms,
+    matching_factor,
+    signs,
+)
+from resroute.residual.base import DEFAULT_KINDS
+from resroute.residual.routed import BlockedConfig, RoutedPolicy, RoutedStream, Slot
+
+
+@register("wav")
+@dataclass(frozen=True, kw_only=True)
+class WAV(BlockedConfig):
+    """Block AttnRes whose blocks give, besides their sum, one detail source for each basis.
+
+    Stated by the paper: the two bases, zero-sum signs, a negative detail bias of -2, detached RMS
+    matching with a maximum factor, a readout of sums alone. Our choices are fields and are listed
+    in docs/methods.md.
+    """
+
+    bases: tuple[str, ...] = ("phase", "split")
+    """Registered sign rules; `()` is Block AttnRes exactly."""
+    basis_seed: int = 0
+    """Seeds the control basis `random`."""
+    learn_bases: bool = False
+    """Learn the signs as coefficients, used less their mean over the block: still zero-sum."""
+    detail_bias: float = -2.0
+    """Initial logit bias of every detail source."""
+    learn_detail_bias: bool = True
+    """Whether the bias is trained, one for each site and basis."""
+    bias_running: bool = True
+    """Whether the running block's details carry the bias too."""
+    matching: Literal["detached", "attached", "off"] = "detached"
+    """RMS matching of a detail to its block's sum; "attached" lets gradients through the factor."""
+    rho_max: float | None = 2.0
+    """Largest matching factor; None is no limit."""
+    details_in_readout: bool = False
+    """Whether the readout mixes details, with a bias row of its own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "bases", tuple(self.bases))
+        for name in self.bases:
+            if name not in SIGN_RULES:
+                known = ", ".join(SIGN_RULES)
+                raise UserError(
+                    f"unknown basis {name!r}{suggestion(name, SIGN_RULES)}; known: {known}"
+                )
+        if len(set(self.bases)) < len(self.bases):
+            raise UserError(f"bases must differ from each other, got {list(self.bases)}")
+        if self.matching not in ("detached", "attached", "off"):
+            raise UserError(
+                f"matching must be 'detached', 'attached' or 'off', got {self.matching!r}"
+            )
+        if not math.isfinite(self.detail_bias):
+            raise UserError(f"detail_bias must be finite, got {self.detail_bias}")
+        if self.rho_max is not None and not (math.isfinite(self.rho_max) and self.rho_max >= 0):
+            raise UserError(
+                f"rho_max must be a finite number of at least 0, or None for no limit, got "
+                f"{self.rho_max}"
+            )
+
+    def build(self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS) -> "WAVPolicy":
+        """Make the policy.
+
+        `query` and `key_gain` are (K * L + 1, D); `detail_bias` (K * L, number of bases), with a
+        row more where details are in the readout; `basis` (K * L, number of bases) where learned.
+        """
+        return WAVPolicy(self, num_layers, dim, kinds)
+
+
+def HAARES(**options: Any) -> WAV:  # noqa: N802 - it stands beside the config classes
+    """WAV with the split basis alone, the author's later form (arXiv 2606.06564v2)."""
+    return WAV(bases=("split",), **options)
+
+
+class WAVPolicy(RoutedPolicy):
+    """Carries out `WAV`."""
+
+    def __init__(self, config: WAV, num_layers: int, dim: int, kinds: Sequence[str]) -> None:
+        blocks = config.blocks(num_layers, len(kinds))
+        super().__init__(
+            config,
+            blocks,
+            num_layers,
+            dim,
+            kinds,
+            bases=config.bases,
+            details_in_readout=config.details_in_readout,
+        )
+        self.config = config
+        site_kinds = self.kinds * num_layers
+        columns = [
+            [
+                sign
+                for index, block in enumerate(blocks)
+                # any two (seed, block) pairs of a study draw differently
+                for sign in signs(
+                    name,
+                    site_kinds[block.start : block.stop],
+                    _block_seed(config.basis_seed, index),
+                )
+            ]
+            for name in config.bases
+        ]
+        self.signs = [list(row) for row in zip(*columns, strict=True)]
+        self._check_bases(config)
+        self._block_of = [block for block in blocks for _ in block]
+        rows = self.num_sites + int(config.details_in_readout)
+        self.detail_bias: nn.Parameter | Tensor | None = None
+        self.basis: nn.Parameter | None = None
+        if config.bases:
+            bias = torch.empty(rows, len(config.bases))
+            if config.learn_detail_bias:
+                self.detail_bias = nn.Parameter(bias)
+            else:
+                del self.detail_bias
+                self.register_buffer("detail_bias", bias)
+            if config.learn_bases:
+                self.basis = nn.Parameter(torch.empty(self.num_sites, len(config.bases)))
+        self.reset_parameters()
+
+    def _check_bases(self, config: WAV) -> None:
+        if config.learn_bases and "duplicate" in config.bases:
+            raise UserError(
+                "learn_bases takes coefficients less their mean over the block, which leaves "
+                "nothing of the basis 'duplicate'; leave one of them out"
+            )
+        if {"phase", "split"} <= set(config.bases) and self.blocks[0].stop == 2:
+            warnings.warn(
+                "with one layer a block the phase and split bases coincide; use fewer, longer "
+                "blocks or one basis",
+                stacklevel=2,
+            )
+
+    def reset_parameters(self) -> None:
+        """Zero queries, unit gains, biases at `detail_bias`, coefficients at the signs."""
+        super().reset_parameters()
+        if self.detail_bias is not None:
+            nn.init.constant_(self.detail_bias, self.config.detail_bias)
+        if self.basis is not None:
+            with torch.no_grad():
+                self.basis.copy_(torch.tensor(self.signs))
+
+    def _accumulate(
+        self, stream: RoutedStream, update: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        sums: Sequence[Tensor | None] = stream.running or [None] * (1 + len(self.bases))
+        coefficients = (1.0, *self._coefficients(stream.site))
+        return tuple(
+            accumulate(total, update, coefficient, dtype=dtype)
+            for total, coefficient in zip(sums, coefficients, strict=True)
+        )
+
+    def _coefficients(self, site: int) -> Sequence[float | Tensor]:
+        if self.basis is None:
+            return self.signs[site] if self.bases else ()
+        block = self._block_of[site]
+        rows = self.basis[block.start : block.stop]
+        return (self.basis[site] - rows.mean(0)).unbind(0)
+
+    def _block_sources(self, running: tuple[Tensor, ...]) -> tuple[Source, ...]:
+        state = self._source(running[0])
+        details = []
+        for detail in running[1:]:
+            detail_inverse_rms = inverse_rms(detail, self.eps)
+            scale = None
+            if self.config.matching != "off":
+                scale = matching_factor(state.inverse_rms, detail_inverse_rms, self.config.rho_max)
+                scale = scale.detach() if self.config.matching == "detached" else scale
+            details.append(Source(detail, detail_inverse_rms, scale))
+        return (state, *details)
+
+    def _bias(self, site: int, slot: Slot) -> Tensor | None:
+        if slot.basis is None or (slot.running and not self.config.bias_running):
+            return None
+        assert self.detail_bias is not None
+        return self.detail_bias[site, slot.basis]
+
+
+def _block_seed(seed: int, block: int) -> int:
+    return seed * 100_003 + block
