@@ -1,0 +1,73 @@
+"""Residual routing: how a deep decoder-only Transformer carries information over depth.
+
+```python
+import resroute as rr
+
+policy = rr.WAV(num_blocks=4).build(num_layers=48, dim=512)
+stream = policy.start(embedding)
+for site, sublayer in enumerate(sublayers):
+    stream = policy.write(stream, site, sublayer(policy.read(stream, site)))
+hidden = policy.finish(stream)
+```
+"""
+
+from importlib.metadata import version as _version
+
+from resroute.config import UserError as UserError
+from resroute.data import CharTokenizer as CharTokenizer
+from resroute.data import open_corpus as open_corpus
+from resroute.data import prepare_storyworld as prepare_storyworld
+from resroute.data import prepare_text as prepare_text
+from resroute.model import GPT as GPT
+from resroute.model import Cache as Cache
+from resroute.model import GPTConfig as GPTConfig
+from resroute.model import generate as generate
+from resroute.model import paper as paper
+from resroute.model import small as small
+from resroute.model import tiny as tiny
+from resroute.residual import HAARES as HAARES
+from resroute.residual import WAV as WAV
+from resroute.residual import BlockAttnRes as BlockAttnRes
+from resroute.residual import DeltaAttnRes as DeltaAttnRes
+from resroute.residual import FullAttnRes as FullAttnRes
+from resroute.residual import LayerScale as LayerScale
+from resroute.residual import Policy as Policy
+from resroute.residual import PreNorm as PreNorm
+from resroute.residual import ResidualConfig as ResidualConfig
+from resroute.residual import ReZero as ReZero
+from resroute.training import Listener as Listener
+from resroute.training import TrainConfig as TrainConfig
+from resroute.training import load as load
+from resroute.training import train as train
+
+__version__ = _version("resroute")
+
+__all__ = [
+    "GPT",
+    "HAARES",
+    "WAV",
+    "BlockAttnRes",
+    "Cache",
+    "CharTokenizer",
+    "DeltaAttnRes",
+    "FullAttnRes",
+    "GPTConfig",
+    "LayerScale",
+    "Listener",
+    "Policy",
+    "PreNorm",
+    "ReZero",
+    "ResidualConfig",
+    "TrainConfig",
+    "UserError",
+    "__version__",
+    "generate",
+    "load",
+    "open_corpus",
+    "paper",
+    "prepare_storyworld",
+    "prepare_text",
+    "small",
+    "tiny",
+    "train",
+]

@@ -30,12 +30,11 @@ _LINES: tuple[Any, ...] = ("-", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (8, 1, 1, 1,
 
 _DETAILS = {"phase", "split", "duplicate", "random"}
 _DETAIL_COLOUR = "#B34700"
-_MAX_TICKS = 26
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
+    "font.size": 9.5,
+    "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -45,6 +44,8 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
+    "figure.constrained_layout.w_pad": 0.08,
+    "figure.constrained_layout.h_pad": 0.08,
     # labels come from files: a dollar sign in one is a dollar sign
     "text.parse_math": False,
     "svg.fonttype": "none",
@@ -53,7 +54,9 @@ _STYLE = {
 
 
 def loss_figure(runs: list[Run], path: Path) -> None:
-    """Write training and validation loss over training tokens, a panel per depth.
+    """Write training and validation loss over training tokens.
+
+    Each depth has two panels: the whole run, and the validation loss of its last third.
 
     Args:
         runs: Finished runs; seeds of one method share its line style.
@@ -69,7 +72,7 @@ def depth_figure(runs: list[Run], path: Path) -> None:
     """Write the depth-weight maps of the routed runs among `runs`, a panel each.
 
     Args:
-        runs: Finished runs, at least one of which has depth weights.
+        runs: Finished runs, at least one of them routed; see `routed_runs` for those drawn.
         path: A .png (150 dots per inch) or .svg file.
 
     Raises:
@@ -84,18 +87,22 @@ def loss_image(runs: list[Run], kind: Format) -> bytes:
         from matplotlib.figure import Figure
 
         depths = sorted({run.num_layers for run in runs})
-        figure = Figure(figsize=(5.8, 0.4 + 3.4 * len(depths)), layout="constrained")
-        panels = figure.subplots(len(depths), 1, squeeze=False)[:, 0]
-        for axes, depth in zip(panels, depths, strict=True):
-            _draw_losses(axes, [run for run in runs if run.num_layers == depth])
+        figure = Figure(figsize=(5.2, 5 * len(depths)), layout="constrained")
+        ratios = [3, 2] * len(depths)
+        panels = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
+        for row, depth in enumerate(depths):
+            whole, end = panels[2 * row], panels[2 * row + 1]
+            here = [run for run in runs if run.num_layers == depth]
+            _draw_losses(whole, here)
+            _draw_end(end, here)
             if len(depths) > 1:
-                axes.set_title(f"{depth} layers", loc="left")
+                whole.set_title(f"{depth} layers", loc="left")
         return _render(figure, kind)
 
 
 def depth_image(runs: list[Run], kind: Format) -> bytes:
     """The file that `depth_figure` writes."""
-    routed = [(run, run.depth_weights) for run in runs if run.depth_weights is not None]
+    routed = [(run, run.depth_weights) for run in routed_runs(runs) if run.depth_weights]
     if not routed:
         raise UserError("no depth weights to draw: none of the runs has a routed method")
     with _style():
@@ -103,25 +110,31 @@ def depth_image(runs: list[Run], kind: Format) -> bytes:
 
         num_columns = min(3, len(routed))
         num_rows = math.ceil(len(routed) / num_columns)
-        width = max(min(1.5 + 0.17 * len(maps.sources), 5.2) for _, maps in routed)
-        height = max(min(1.6 + 0.085 * len(maps.sites), 6.6) for _, maps in routed)
-        figure = Figure(
-            figsize=(0.7 + max(width, 3.4) * num_columns, height * num_rows), layout="constrained"
-        )
+        height = min(1.7 + 0.085 * max(len(maps.sites) for _, maps in routed), 6.6)
+        figure = Figure(figsize=(0.7 + 4 * num_columns, height * num_rows), layout="constrained")
         panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
         for axes in panels[len(routed) :]:
             axes.set_axis_off()
         for axes, (run, maps) in zip(panels, routed, strict=False):
             image = _draw_map(axes, maps)
-            # the map's left edge moves with its labels; the panel's does not
             axes.set_title(f"{_plain(run.label)}, {run.num_layers} layers, seed {run.seed}")
-        bar = figure.colorbar(image, ax=list(panels), shrink=0.7, aspect=30, pad=0.02)
-        bar.set_ticks(
-            [0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1], labels="0 .01 .05 .1 .2 .4 .7 1".split()
+        bar = figure.colorbar(
+            image, ax=list(panels), shrink=0.7 / num_rows, aspect=24, pad=0.02, anchor=(0, 1)
         )
+        ticks = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
+        bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         bar.set_label("weight (square-root colour scale)")
         bar.outline.set_visible(False)
         return _render(figure, kind)
+
+
+def routed_runs(runs: list[Run]) -> list[Run]:
+    """The runs with depth weights: of several seeds of one method and depth, the first given."""
+    first: dict[tuple[str, int], Run] = {}
+    for run, label in zip(runs, run_labels(runs), strict=True):
+        if run.depth_weights is not None:
+            first.setdefault((label, run.num_layers), run)
+    return list(first.values())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -129,7 +142,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written ({error.strerror}); check the folder") from None
@@ -185,6 +198,36 @@ def _plain(label: str) -> str:
 
 def _draw_losses(axes: "Axes", runs: list[Run]) -> None:
     from matplotlib.lines import Line2D
+
+    for run in runs:
+        tokens, losses = run.losses("train")
+        axes.plot(tokens, smooth(losses), color=_colour(run), linewidth=0.8, alpha=0.45)
+    legend = _draw_validation(axes, runs)
+    legend["training, smoothed"] = Line2D([], [], color="#777777", linewidth=0.8)
+    floors = {run.floor: floor_text(run) for run in runs if run.floor is not None}
+    for floor, text in floors.items():
+        legend[text] = axes.axhline(floor, color="#555555", linewidth=1.1, linestyle="--")
+    # the first steps fall from log(vocabulary) and would squash everything after them
+    shown = list(floors)
+    for run in runs:
+        shown += _since(run, "train", 0.06) + _since(run, "validation", 0.06)
+    _limit(axes, shown)
+    axes.set_xlim(left=0)
+    axes.legend(list(legend.values()), list(legend), loc="upper right")
+
+
+def _draw_end(axes: "Axes", runs: list[Run]) -> None:
+    _draw_validation(axes, runs)
+    shown = [loss for run in runs for loss in _since(run, "validation", 2 / 3)]
+    _limit(axes, shown)
+    most = max(1, *(run.summary["tokens"] for run in runs))
+    axes.set_xlim(most * 0.66, most * 1.01)
+    axes.set_title("validation, the last third", loc="left", fontweight="normal", fontsize=9.5)
+    axes.set_xlabel("training tokens")
+
+
+def _draw_validation(axes: "Axes", runs: list[Run]) -> "dict[str, Line2D]":
+    """Draw validation curves; returns one line per label for the legend."""
     from matplotlib.ticker import EngFormatter
 
     legend: dict[str, Line2D] = {}
@@ -194,42 +237,36 @@ def _draw_losses(axes: "Axes", runs: list[Run]) -> None:
         known = styles.setdefault(run.method, [])
         if label not in known:
             known.append(label)
-        colour = COLOURS.get(run.method, _UNKNOWN_COLOUR)
-        tokens, losses = run.losses("train")
-        axes.plot(tokens, smooth(losses), color=colour, linewidth=0.8, alpha=0.45)
         (line,) = axes.plot(
             *run.losses("validation"),
-            color=colour,
+            color=_colour(run),
             linestyle=_LINES[known.index(label) % len(_LINES)],
-            linewidth=2,
+            linewidth=1.8,
             marker=_MARKERS.get(run.method, "o"),
             markersize=4.5,
             markeredgecolor="white",
             markeredgewidth=0.6,
         )
         legend.setdefault(label, line)
-    legend["training, smoothed"] = Line2D([], [], color="#777777", linewidth=0.8)
-    floors = {run.floor: floor_text(run) for run in runs if run.floor is not None}
-    for floor, text in floors.items():
-        legend[text] = axes.axhline(floor, color="#555555", linewidth=1.1, linestyle="--")
-    _limit_losses(axes, runs, list(floors))
-    axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.set_xlabel("training tokens")
     axes.set_ylabel(f"loss, {LOSS_UNIT}")
-    axes.legend(list(legend.values()), list(legend), loc="upper right")
+    return legend
 
 
-def _limit_losses(axes: "Axes", runs: list[Run], floors: list[float]) -> None:
-    # the first steps fall from log(vocabulary) and would squash everything after them
-    shown = list(floors)
-    for run in runs:
-        for kind in ("train", "validation"):
-            tokens, losses = run.losses(kind)
-            start = 0.06 * run.summary["tokens"]
-            shown += [loss for at, loss in zip(tokens, losses, strict=True) if at >= start]
+def _colour(run: Run) -> str:
+    return COLOURS.get(run.method, _UNKNOWN_COLOUR)
+
+
+def _since(run: Run, kind: Literal["train", "validation"], share: float) -> list[float]:
+    """Losses after the given share of the run's tokens."""
+    tokens, losses = run.losses(kind)
+    start = share * run.summary["tokens"]
+    return [loss for at, loss in zip(tokens, losses, strict=True) if at >= start]
+
+
+def _limit(axes: "Axes", shown: list[float]) -> None:
     if shown and max(shown) > min(shown):
-        margin = 0.05 * (max(shown) - min(shown))
+        margin = 0.06 * (max(shown) - min(shown))
         axes.set_ylim(min(shown) - margin, max(shown) + margin)
 
 
@@ -252,10 +289,10 @@ def _draw_map(axes: "Axes", maps: DepthWeights) -> Any:
     )
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=2, labelsize=7)
-    rows = _thinned(len(maps.sites))
+    axes.tick_params(length=2, labelsize=7.5)
+    rows = _thinned(len(maps.sites), most=26)
     axes.set_yticks(rows, labels=[_plain(maps.sites[i]) for i in rows])
-    shown = _thinned(len(maps.sources))
+    shown = _thinned(len(maps.sources), most=22)
     axes.set_xticks(shown, labels=[_plain(maps.sources[i]) for i in shown], rotation=90)
     for tick in axes.get_xticklabels():
         if _DETAILS & set(tick.get_text().split()):
@@ -265,9 +302,9 @@ def _draw_map(axes: "Axes", maps: DepthWeights) -> Any:
     return image
 
 
-def _thinned(count: int) -> list[int]:
+def _thinned(count: int, *, most: int) -> list[int]:
     """Evenly spaced positions, few enough to label; the last one is always among them."""
     step = 1
-    while count > step * _MAX_TICKS:
+    while count > step * most:
         step *= 2
-    return [*range(0, count - 1, step), count - 1][: count or 0]
+    return [*range(0, count - 1, step), count - 1]

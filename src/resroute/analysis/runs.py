@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,15 @@ from typing import Any, Literal
 from resroute.config import UserError
 
 # baselines first: the order of rows, legends and panels
-METHODS = ("prenorm", "rezero", "layerscale", "fullattnres", "blockattnres", "deltaattnres", "wav")
+METHODS = (
+    "pre_norm",
+    "re_zero",
+    "layer_scale",
+    "full_attn_res",
+    "block_attn_res",
+    "delta_attn_res",
+    "wav",
+)
 
 _REMEDY = "run it again with --fresh, or remove its folder"
 
@@ -68,8 +77,8 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The residual configuration's type, spelled as in `METHODS`."""
-        return "".join(filter(str.isalnum, self.summary["method"])).lower()
+        """The residual configuration's type."""
+        return str(self.summary["method"])
 
     @property
     def num_layers(self) -> int:
@@ -111,12 +120,14 @@ def read_run(path: Path) -> Run:
     weights_file, sample_file = path / "depth_weights.json", path / "sample.txt"
     return Run(
         path=path,
-        name=path.resolve().name,
+        name=_name(path, path),
         config=_read_object(path / "config.json"),
         metrics=_read_metrics(path / "metrics.jsonl"),
         summary=_read_summary(path / "summary.json"),
         depth_weights=_read_depth_weights(weights_file) if weights_file.is_file() else None,
-        sample=(_read_text(sample_file, errors="replace") if sample_file.is_file() else None),
+        sample=(
+            _printable(_read_text(sample_file, errors="replace")) if sample_file.is_file() else None
+        ),
     )
 
 
@@ -168,7 +179,15 @@ def _order(run: Run) -> tuple[int, int, str, int, str]:
 
 
 def _name(path: Path, folder: Path) -> str:
-    return path.resolve().name if path == folder else path.relative_to(folder).as_posix()
+    relative = path.resolve().name if path == folder else path.relative_to(folder).as_posix()
+    return _printable(relative)
+
+
+def _printable(text: str) -> str:
+    # control characters and lone surrogates fit neither HTML nor SVG, and can hide what a file says
+    return "".join(
+        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text
+    )
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -178,7 +197,10 @@ def _run_folders(folder: Path) -> list[Path]:
     marks = ("env.json", "metrics.jsonl", "summary.json")
     if (folder / "config.json").is_file() and any((folder / m).is_file() for m in marks):
         return [folder]
-    below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
+    try:
+        below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}); check the folder") from None
     return [run for p in below if not p.name.startswith(".") for run in _run_folders(p)]
 
 
@@ -225,7 +247,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
         if field not in summary or not _is(summary[field], kinds):
             found = repr(summary[field]) if field in summary else "nothing"
             raise UserError(f"{path}: damaged ({field!r} holds {found}); {_REMEDY}")
-    return summary
+    return {k: _printable(v) if isinstance(v, str) else v for k, v in summary.items()}
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -259,7 +281,7 @@ def _read_depth_weights(path: Path) -> DepthWeights:
     ):
         raise UserError(f"{path}: damaged (weights are not sites x sources numbers); {_REMEDY}")
     return DepthWeights(
-        sites=tuple(sites),
-        sources=tuple(sources),
+        sites=tuple(map(_printable, sites)),
+        sources=tuple(map(_printable, sources)),
         weights=tuple(tuple(None if w is None else float(w) for w in row) for row in rows),
     )

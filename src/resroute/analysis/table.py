@@ -138,7 +138,9 @@ def comparison_table(runs: list[Run]) -> "Table":
     lines = captions(runs)
     table = Table(
         box=box.SIMPLE_HEAD,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
         header_style="",
         caption=Text("\n".join(lines), style="not italic dim") if lines else None,
         caption_justify="left",

@@ -11,7 +11,6 @@ from resroute.core.rms import accumulate as accumulate
 from resroute.core.rms import compute_dtype as compute_dtype
 from resroute.core.rms import inverse_rms as inverse_rms
 from resroute.core.rms import matching_factor as matching_factor
-from resroute.core.rms import rms_norm as rms_norm
 
 __all__ = [
     "SIGN_RULES",
@@ -23,7 +22,6 @@ __all__ = [
     "depth_weights",
     "inverse_rms",
     "matching_factor",
-    "rms_norm",
     "sign_rule",
     "signs",
 ]

@@ -19,14 +19,6 @@ def inverse_rms(x: Float[Tensor, "*batch D"], eps: float) -> Float[Tensor, "*bat
     return torch.rsqrt(wide.square().mean(-1) + eps)
 
 
-def rms_norm(
-    x: Float[Tensor, "*batch D"], gain: Float[Tensor, " D"], eps: float
-) -> Float[Tensor, "*batch D"]:
-    r"""Return $x\, r(x) \odot g$, computed in float32 or float64 and cast once to x's dtype."""
-    wide = x.to(compute_dtype(x.dtype))
-    return (wide * inverse_rms(x, eps).unsqueeze(-1) * gain.to(wide.dtype)).to(x.dtype)
-
-
 def matching_factor(
     state_inverse_rms: Float[Tensor, "*batch"],
     detail_inverse_rms: Float[Tensor, "*batch"],

@@ -27,6 +27,11 @@ S = TypeVar("S", bound=Stream)
 class ResidualConfig(Variant, ABC):
     """Settings of one residual method; `build` makes the policy, the module that carries it out."""
 
+    @property
+    def label(self) -> str:
+        """The method's name for people."""
+        return type(self).__name__
+
     @abstractmethod
     def build(
         self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS

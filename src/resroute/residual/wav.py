@@ -103,21 +103,7 @@ class WAVPolicy(RoutedPolicy):
             details_in_readout=config.details_in_readout,
         )
         self.config = config
-        site_kinds = self.kinds * num_layers
-        columns = [
-            [
-                sign
-                for index, block in enumerate(blocks)
-                # any two (seed, block) pairs of a study draw differently
-                for sign in signs(
-                    name,
-                    site_kinds[block.start : block.stop],
-                    _block_seed(config.basis_seed, index),
-                )
-            ]
-            for name in config.bases
-        ]
-        self.signs = [list(row) for row in zip(*columns, strict=True)]
+        self.signs = _site_signs(config, blocks, self.kinds * num_layers)
         self._check_bases(config)
         self._block_of = [block for block in blocks for _ in block]
         rows = self.num_sites + int(config.details_in_readout)
@@ -192,5 +178,14 @@ class WAVPolicy(RoutedPolicy):
         return self.detail_bias[site, slot.basis]
 
 
-def _block_seed(seed: int, block: int) -> int:
-    return seed * 100_003 + block
+def _site_signs(config: WAV, blocks: list[range], kinds: Sequence[str]) -> list[list[float]]:
+    """Signs by site and basis."""
+    columns = []
+    for name in config.bases:
+        column: list[float] = []
+        for index, block in enumerate(blocks):
+            # each block of each seed draws its own random signs
+            seed = config.basis_seed * 100_003 + index
+            column += signs(name, kinds[block.start : block.stop], seed)
+        columns.append(column)
+    return [list(row) for row in zip(*columns, strict=True)]

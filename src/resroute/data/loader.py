@@ -1,0 +1,169 @@
+"""Batches for training and fixed windows for evaluation.
+
+Stateless: what a step trains on depends on (seed, step) alone, so a resumed run and every method
+compared see equal data. B batch, T tokens (the context), N windows.
+"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from resroute.config import UserError
+from resroute.data.corpora import Corpus, Split
+
+IGNORED_TARGET = -100
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Floor:
+    """The loss that a perfect model has.
+
+    Attributes:
+        nats: Per counted target.
+        exact: False where `nats` is a lower bound.
+    """
+
+    nats: float
+    exact: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationSet:
+    """Windows on which a model is evaluated.
+
+    Attributes:
+        inputs: Token ids, (N, T) int64.
+        targets: The next token of each input, (N, T) int64; -100 is not counted.
+        floor: The least possible mean loss, where the source of the text knows it.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    floor: Floor | None
+
+
+def training_batch(
+    corpus: Corpus, *, context: int, batch_size: int, seed: int, step: int
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one step, (B, T) int64 each, from the train split.
+
+    Window starts are uniform over the split. In an aligned corpus whose documents all fit into the
+    context they are uniform over the end-of-text tokens, so that a window opens like those of
+    `evaluation_windows`: with the end of text and then a document's first token.
+
+    Raises:
+        UserError: The split is shorter than one window.
+    """
+    _require_room(corpus, "train", context)
+    random = np.random.default_rng([seed, step])
+    num_starts = corpus.split("train").tokens - context
+    if _is_aligned(corpus, context):
+        ends = corpus.document_ends("train")
+        ends = ends[: np.searchsorted(ends, num_starts)]
+        if len(ends) == 0:
+            raise _too_short(corpus, "train", context)
+        starts = ends[random.integers(len(ends), size=batch_size)]
+    else:
+        starts = random.integers(num_starts, size=batch_size)
+    return _windows(corpus, "train", starts, context)
+
+
+def evaluation_windows(
+    corpus: Corpus, split: Split = "val", *, context: int, max_windows: int
+) -> EvaluationSet:
+    """At most `max_windows` windows, spread evenly over a split; equal at every call.
+
+    Plain text gives windows that do not overlap, without a floor. An aligned corpus gives windows
+    of whole documents: the end of text as the first input, then as many documents as fit, each
+    with its end of text as a target; what is left over is not counted, and the floor is exact.
+    Where some document does not fit into the context, an aligned corpus is cut like plain text;
+    the floor is then the split's mean per token, a lower bound because a window hides the context
+    that lies before it.
+
+    Raises:
+        UserError: The split is shorter than one window, or `max_windows` is below one.
+    """
+    if max_windows < 1:
+        raise UserError(f"evaluation needs max_windows of at least 1, got {max_windows}")
+    if _is_aligned(corpus, context):
+        return _document_windows(corpus, split, context, max_windows)
+    _require_room(corpus, split, context)
+    num_windows = (corpus.split(split).tokens - 1) // context
+    starts = context * _spread(num_windows, max_windows)
+    inputs, targets = _windows(corpus, split, starts, context)
+    nats = corpus.document_nats(split)
+    floor = None
+    if nats is not None:
+        floor = Floor(float(nats.sum()) / corpus.split(split).tokens, exact=False)
+    return EvaluationSet(inputs=inputs, targets=targets, floor=floor)
+
+
+def _document_windows(
+    corpus: Corpus, split: Split, context: int, max_windows: int
+) -> EvaluationSet:
+    end_of_text = corpus.tokenizer.end_of_text
+    nats = corpus.document_nats(split)
+    assert end_of_text is not None
+    # document i holds the tokens past bounds[i] up to bounds[i + 1], its end of text included
+    bounds = np.concatenate([[-1], corpus.document_ends(split)])
+    firsts = _packed(bounds, context)
+    chosen = _spread(len(firsts) - 1, max_windows)
+    shape = (len(chosen), context)
+    inputs = np.full(shape, end_of_text, dtype=np.int64)
+    targets = np.full(shape, IGNORED_TARGET, dtype=np.int64)
+    tokens = corpus.tokens(split)
+    total = 0.0
+    for row, window in enumerate(chosen):
+        first, last = firsts[window], firsts[window + 1]
+        text = tokens[bounds[first] + 1 : bounds[last] + 1]
+        inputs[row, 1 : len(text)] = text[:-1]
+        targets[row, : len(text)] = text
+        if nats is not None:
+            total += float(nats[first:last].sum())
+    counted = int((targets != IGNORED_TARGET).sum())
+    floor = Floor(total / counted, exact=True) if nats is not None else None
+    return EvaluationSet(
+        inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets), floor=floor
+    )
+
+
+def _packed(bounds: Places, context: int) -> list[int]:
+    """First document of each window of whole documents, then the number of documents."""
+    firsts = [0]
+    while firsts[-1] < len(bounds) - 1:
+        reach = bounds[firsts[-1]] + context
+        firsts.append(int(np.searchsorted(bounds, reach, side="right")) - 1)
+    return firsts
+
+
+def _spread(available: int, wanted: int) -> Places:
+    """At most `wanted` of `available` places, evenly apart."""
+    count = min(available, wanted)
+    return np.arange(count) * available // count
+
+
+def _windows(corpus: Corpus, split: Split, starts: Places, context: int) -> tuple[Tensor, Tensor]:
+    places = starts[:, None] + np.arange(context + 1)
+    tokens = torch.from_numpy(corpus.tokens(split)[places].astype(np.int64))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _is_aligned(corpus: Corpus, context: int) -> bool:
+    return corpus.aligned and corpus.longest_document <= context
+
+
+def _require_room(corpus: Corpus, split: Split, context: int) -> None:
+    if corpus.split(split).tokens < context + 1:
+        raise _too_short(corpus, split, context)
+
+
+def _too_short(corpus: Corpus, split: Split, context: int) -> UserError:
+    return UserError(
+        f"{corpus.path}: the {split} split has {corpus.split(split).tokens} tokens, too few for a "
+        f"window of context {context} and its targets\nlower the context, or prepare more text"
+    )

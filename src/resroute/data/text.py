@@ -1,0 +1,325 @@
+"""Reading a user's text file in blocks of a fixed size, and finding its documents.
+
+Memory does not grow with the file: a file of 10 GB is read as one of 10 kB is.
+"""
+
+import codecs
+import dataclasses
+import hashlib
+import shlex
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from resroute.config import UserError, suggestion
+from resroute.data.tokenizer import END_OF_TEXT, code_points
+
+Separator = Literal["auto", "endoftext", "blank-line", "none"]
+
+BLOCK_BYTES = 1 << 18
+_HEAD_BYTES = 1 << 16
+_NUM_CODE_POINTS = 0x110000
+# control bytes that text does not hold; tab, line ends, form feed and escape are left out
+_CONTROL = bytes({*range(32), 127} - {9, 10, 11, 12, 13, 27})
+
+
+@dataclasses.dataclass(kw_only=True)
+class Cleaned:
+    """How many of each thing `clean=True` changed."""
+
+    byte_order_marks: int = 0
+    crlf_line_ends: int = 0
+    cr_line_ends: int = 0
+    nul_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What one pass over a file finds.
+
+    Attributes:
+        bytes: Size of the file as it lies on disk.
+        sha256: Of the same bytes.
+        symbols: Distinct characters by code point, then `END_OF_TEXT` where it is a token.
+        separator: How documents are told apart; never "auto".
+        tokens: Length of the text with `symbols` as its tokens.
+        cleaned: What was changed on the way.
+    """
+
+    bytes: int
+    sha256: str
+    symbols: tuple[str, ...]
+    separator: Separator
+    tokens: int
+    cleaned: Cleaned
+
+
+class TextReader:
+    """One pass over a UTF-8 text file.
+
+    Iterating yields the text in blocks, none of which ends inside an `<|endoftext|>` literal.
+    After the pass `bytes`, `sha256` and `cleaned` describe the file.
+
+    Args:
+        path: The file.
+        clean: Drop a byte-order mark and NUL bytes and turn CRLF and CR into LF; otherwise a file
+            that has any of these is refused.
+        progress: Called with the number of bytes read so far after each block.
+
+    Raises:
+        UserError: The file is missing, not a regular file, unreadable, binary, not UTF-8, or would
+            have to be cleaned.
+    """
+
+    def __init__(
+        self, path: Path, *, clean: bool = False, progress: Callable[[int], None] | None = None
+    ) -> None:
+        check_is_file(path)
+        self.cleaned = Cleaned()
+        self.bytes = 0
+        self._path = path
+        self._clean = clean
+        self._progress = progress
+        self._hash = hashlib.sha256()
+        self._lines = 0
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the bytes read so far."""
+        return self._hash.hexdigest()
+
+    def __iter__(self) -> Iterator[str]:
+        held = ""
+        for text in self._with_clean_line_ends():
+            text = held + text
+            held = text[_unfinished_literal(text) :]
+            if text := text[: len(text) - len(held)]:
+                yield text
+        if held:
+            yield held
+
+    def _with_clean_line_ends(self) -> Iterator[str]:
+        held = ""
+        for text in self._characters():
+            text = held + text
+            # a CR at the end of a block may be the first half of a CRLF
+            held = "\r" if text.endswith("\r") else ""
+            yield self._line_ends(text[: len(text) - len(held)])
+        yield self._line_ends(held)
+
+    def _line_ends(self, text: str) -> str:
+        first = text.find("\r")
+        if first < 0:
+            self._lines += text.count("\n")
+            return text
+        if not self._clean:
+            line = self._lines + text.count("\n", 0, first) + 1
+            kind = "CRLF" if text.startswith("\r\n", first) else "CR"
+            raise UserError(
+                f"{self._path}: line {line} ends in {kind}; --clean turns CRLF and CR into LF"
+            )
+        crlf = text.count("\r\n")
+        self.cleaned.crlf_line_ends += crlf
+        self.cleaned.cr_line_ends += text.count("\r") - crlf
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def _characters(self) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        is_start = True
+        for block in self._raw_blocks():
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise self._not_utf8(error, self.bytes - len(block) - pending) from None
+            has_mark = is_start and text.startswith("\ufeff")
+            is_start = is_start and not text
+            if has_mark:
+                if not self._clean:
+                    raise UserError(
+                        f"{self._path}: starts with a byte-order mark; --clean drops it"
+                    )
+                self.cleaned.byte_order_marks = 1
+                text = text[1:]
+            self.cleaned.nul_bytes += text.count("\0")
+            yield text.replace("\0", "")
+            if self._progress:
+                self._progress(self.bytes)
+
+    def _raw_blocks(self) -> Iterator[bytes]:
+        """Blocks of the file, then an empty one."""
+        try:
+            with self._path.open("rb") as file:
+                self._check_head(file.read(_HEAD_BYTES))
+                file.seek(0)
+                block = b"start"
+                while block:
+                    block = file.read(BLOCK_BYTES)
+                    if not self._clean and (place := block.find(b"\0")) >= 0:
+                        raise UserError(
+                            f"{self._path}: holds a NUL byte at offset {self.bytes + place}; "
+                            "--clean drops NUL bytes"
+                        )
+                    self.bytes += len(block)
+                    self._hash.update(block)
+                    yield block
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be read ({error.strerror})") from None
+
+    def _check_head(self, head: bytes) -> None:
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"{self._path}: is UTF-16, not UTF-8\n{self._iconv('UTF-16')}")
+        num_control = len(head) - len(head.translate(None, delete=_CONTROL))
+        # a few stray bytes are a dirty text, one in twenty is no text
+        if num_control * 20 > len(head):
+            raise UserError(
+                f"{self._path}: looks binary ({num_control} control bytes in the first "
+                f"{len(head)}); name a plain UTF-8 text file"
+            )
+
+    def _not_utf8(self, error: UnicodeDecodeError, start: int) -> UserError:
+        offset = start + error.start
+        if error.reason == "unexpected end of data":
+            return UserError(
+                f"{self._path}: ends in the middle of a UTF-8 character\n"
+                f"cut it there: head -c {offset} {shlex.quote(str(self._path))} > whole.txt"
+            )
+        return UserError(
+            f"{self._path}: not UTF-8 at byte {offset} (0x{error.object[error.start]:02x})\n"
+            f"{self._iconv('LATIN1')} (or its true encoding)"
+        )
+
+    def _iconv(self, encoding: str) -> str:
+        return f"convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(str(self._path))} > utf8.txt"
+
+
+class DocumentStarts:
+    """Where documents start in a stream of token ids: each first character that is not white space
+    after a separator, and the first of all.
+
+    White space around a separator so stays with the document before it, and none is lost.
+
+    Args:
+        is_text: For every id whether it is neither white space nor a mark, (vocabulary,).
+        mark: The end-of-text id, or the newline's.
+        num_marks: How many marks, with nothing but white space between, end a document: one end of
+            text, two newlines.
+    """
+
+    def __init__(self, is_text: npt.NDArray[np.bool_], *, mark: int, num_marks: int) -> None:
+        self._is_text = is_text
+        self._mark = mark
+        self._carry = np.zeros(num_marks, dtype=np.bool_)
+
+    def find(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Places in `ids`, the next piece of the stream, where documents start."""
+        text = self._is_text[ids]
+        places = np.flatnonzero(text | (ids == self._mark))
+        num_marks = len(self._carry)
+        kinds = np.concatenate([self._carry, text[places]])
+        starts = kinds[num_marks:].copy()
+        for back in range(1, num_marks + 1):
+            starts &= ~kinds[num_marks - back : len(kinds) - back]
+        self._carry = kinds[-num_marks:]
+        found: npt.NDArray[np.int64] = places[starts]
+        return found
+
+
+def check_is_file(path: Path) -> None:
+    """Raise a UserError unless `path` is a regular file."""
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a text file in it")
+    if path.exists():
+        raise UserError(f"{path}: is not a regular file; copy the text into one")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}")
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        names = []
+    raise UserError(f"{path}: no such file{suggestion(path.name, names)}")
+
+
+def survey_text(
+    path: Path,
+    *,
+    separator: Separator = "auto",
+    clean: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Survey:
+    """Read a file once for its alphabet, length, hash and separator.
+
+    "endoftext": the literal `<|endoftext|>` is one token and ends a document. "blank-line": two
+    line ends with at most white space between end a document; the text has no special token.
+    "none": the file is one document. "auto": "endoftext" where the literal occurs, else
+    "blank-line" where a blank line stands between two documents, else "none".
+
+    Raises:
+        UserError: What `TextReader` refuses, a text without content or with only one character,
+            or a separator that does not occur.
+    """
+    reader = TextReader(path, clean=clean, progress=progress)
+    is_used = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
+    blank_lines = DocumentStarts(text_code_points(), mark=ord("\n"), num_marks=2)
+    characters = literals = paragraphs = 0
+    for text in reader:
+        codes = code_points(text)
+        if paragraphs < 2:
+            paragraphs += len(blank_lines.find(codes))
+        characters += len(text)
+        if found := text.count(END_OF_TEXT):
+            literals += found
+            codes = code_points(text.replace(END_OF_TEXT, ""))
+        is_used[codes] = True
+    kinds: dict[Separator, bool] = {"endoftext": literals > 0, "blank-line": paragraphs > 1}
+    if separator == "auto":
+        separator = next((kind for kind, occurs in kinds.items() if occurs), "none")
+    elif not kinds.get(separator, True):
+        what = END_OF_TEXT if separator == "endoftext" else "blank line between documents"
+        raise UserError(f"{path}: has no {what}; use --separator auto or none")
+    is_token = separator == "endoftext"
+    if literals and not is_token:
+        is_used[code_points(END_OF_TEXT)] = True
+    symbols = [chr(code) for code in np.flatnonzero(is_used)]
+    _check_content(path, reader.bytes, "".join(symbols))
+    return Survey(
+        bytes=reader.bytes,
+        sha256=reader.sha256,
+        symbols=(*symbols, END_OF_TEXT) if is_token else tuple(symbols),
+        separator=separator,
+        tokens=characters - (len(END_OF_TEXT) - 1) * literals * is_token,
+        cleaned=reader.cleaned,
+    )
+
+
+@cache
+def text_code_points() -> npt.NDArray[np.bool_]:
+    """For every Unicode code point whether it is not white space, (code points,)."""
+    is_text = np.ones(_NUM_CODE_POINTS, dtype=np.bool_)
+    # Unicode has no white space outside its first plane
+    is_text[[code for code in range(1 << 16) if chr(code).isspace()]] = False
+    return is_text
+
+
+def _check_content(path: Path, size: int, alphabet: str) -> None:
+    if size == 0:
+        raise UserError(f"{path}: is empty; name a file with text in it")
+    if not alphabet.strip():
+        raise UserError(f"{path}: holds no text but white space; name a file with text in it")
+    if len(alphabet) == 1:
+        raise UserError(
+            f"{path}: holds only one distinct character, {alphabet!a}; name a file with more"
+        )
+
+
+def _unfinished_literal(text: str) -> int:
+    """Where a literal that `text` breaks off begins, else the length of `text`."""
+    # the literal has its only < at its start
+    place = text.rfind("<", max(0, len(text) - len(END_OF_TEXT) + 1))
+    return place if place >= 0 and END_OF_TEXT.startswith(text[place:]) else len(text)

@@ -1,0 +1,171 @@
+"""Causal self-attention with rotary positions, grouped queries and a key-value cache.
+
+B batch, T tokens, D width, H query heads, G key-value heads, E = D / H head width.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from resroute.config import UserError
+from resroute.core import compute_dtype
+
+ROPE_BASE = 10_000.0
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines (T, E / 2) of the rotary angles of a run of positions."""
+
+    cosine: Tensor
+    sine: Tensor
+
+
+def rotation(first: int, length: int, head_dim: int, like: Tensor) -> Rotation:
+    """Rotary angles (RoFormer, eq. 34, base 10,000) of positions `first .. first + length - 1`.
+
+    Computed at each forward pass instead of kept in a buffer, so that models work on the meta
+    device; in float64, since float32 angles lose digits at long contexts. On the device of
+    `like`, in float32, or float64 where `like` is.
+    """
+    # MPS has no float64
+    home = "cpu" if like.device.type == "mps" else like.device
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=home) / head_dim
+    positions = torch.arange(first, first + length, dtype=torch.float64, device=home)
+    angles = positions.unsqueeze(-1) * ROPE_BASE**-exponents
+    dtype = compute_dtype(like.dtype)
+    return Rotation(angles.cos().to(like.device, dtype), angles.sin().to(like.device, dtype))
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Rotate pairs of channels, first half against second half, of x (B, H, T, E)."""
+    wide = x.to(torch.promote_types(x.dtype, by.cosine.dtype))
+    first, second = wide.chunk(2, dim=-1)
+    rotated = torch.cat(
+        (first * by.cosine - second * by.sine, second * by.cosine + first * by.sine), dim=-1
+    )
+    return rotated.to(x.dtype)
+
+
+class LayerCache:
+    """Keys and values of one layer's past tokens, in a buffer of the whole context."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def append(self, keys: Tensor, values: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Store keys and values (B, G, T, E) from position `first` on; return all so far."""
+        if self.keys is None or self.values is None:
+            shape = (*keys.shape[:2], self.capacity, keys.shape[-1])
+            self.keys, self.values = keys.new_empty(shape), values.new_empty(shape)
+        end = first + keys.shape[2]
+        self.keys[:, :, first:end] = keys
+        self.values[:, :, first:end] = values
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+class Cache:
+    """Keys and values of a model's past tokens; `length` counts them. Routing needs no cache."""
+
+    def __init__(self, num_layers: int, context: int) -> None:
+        self.layers = [LayerCache(context) for _ in range(num_layers)]
+        self.context = context
+        self.length = 0
+
+    def reserve(self, count: int) -> int:
+        """Make room for `count` more tokens; return the position of the first."""
+        first = self.length
+        if first + count > self.context:
+            raise UserError(
+                f"{first} cached and {count} new tokens exceed the context of {self.context}; "
+                "start a new cache on the latest tokens"
+            )
+        self.length += count
+        return first
+
+
+class Attention(nn.Module):
+    """Pre-normalised causal self-attention; returns the update, without any residual."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        *,
+        qk_norm: bool,
+        dropout: float,
+        norm_eps: float,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = dim // num_heads
+        self.dropout = dropout
+        kv_dim = num_kv_heads * self.head_dim
+        self.norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.key = nn.Linear(dim, kv_dim, bias=False)
+        self.value = nn.Linear(dim, kv_dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+        self.query_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
+
+    def forward(
+        self, x: Tensor, positions: Rotation | None, cache: LayerCache | None, first: int
+    ) -> Tensor:
+        """Attend over tokens.
+
+        Args:
+            x: What the sublayer reads (B, T, D), before its norm.
+            positions: Rotary angles of these tokens; None where positions are learned.
+            cache: Past keys and values, to which these tokens' are added.
+            first: Position of the first token; zero without a cache.
+        """
+        x = self.norm(x)
+        queries = self.query_norm(self._heads(self.query(x), self.num_heads))
+        keys = self.key_norm(self._heads(self.key(x), self.num_kv_heads))
+        values = self._heads(self.value(x), self.num_kv_heads)
+        if positions is not None:
+            queries, keys = rotate(queries, positions), rotate(keys, positions)
+        if cache is not None:
+            keys, values = cache.append(keys, values, first)
+        attended = causal_attention(
+            queries, keys, values, dropout=self.dropout if self.training else 0.0
+        )
+        update: Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        return F.dropout(update, self.dropout, self.training)
+
+    def _heads(self, x: Tensor, num_heads: int) -> Tensor:
+        return x.view(*x.shape[:2], num_heads, self.head_dim).transpose(1, 2)
+
+
+def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, *, dropout: float) -> Tensor:
+    """Softmax attention in which query i of T sees keys up to `S - T + i` of S.
+
+    Args:
+        queries: (B, H, T, E).
+        keys: (B, G, S, E); G divides H, and each key head serves H / G query heads.
+        values: (B, G, S, E).
+        dropout: Probability of dropping a weight.
+
+    Returns:
+        (B, H, T, E).
+    """
+    length, past = queries.shape[2], keys.shape[2] - queries.shape[2]
+    mask = None
+    if past > 0 and length > 1:
+        seen = torch.ones(length, length + past, dtype=torch.bool, device=queries.device)
+        mask = seen.tril(past)
+    return F.scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=past == 0 and length > 1,
+        enable_gqa=queries.shape[1] != keys.shape[1],
+    )

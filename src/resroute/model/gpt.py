@@ -1,0 +1,259 @@
+"""A decoder-only Transformer that never asks which residual method it carries.
+
+Against a vanilla GPT: RMSNorm without biases, rotary or learned positions, SwiGLU or GELU, grouped
+queries, optional qk-norm, tied or untied head, and a residual policy in place of `x = x + f(x)`.
+
+B batch, T tokens, D width, L layers, V vocabulary.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from resroute.config import UserError
+from resroute.model.attention import Attention, Cache, LayerCache, Rotation, rotation
+from resroute.residual import Policy, PreNorm, ResidualConfig
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Shape of a model."""
+
+    vocab_size: int
+    """V."""
+    context: int = 256
+    """Most tokens that attend to each other."""
+    num_layers: int = 12
+    """L; each is an attention and an MLP sublayer."""
+    num_heads: int = 8
+    dim: int = 512
+    """D, width of the stream."""
+    residual: ResidualConfig = field(default_factory=PreNorm)
+    """How the stack carries information over depth."""
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    mlp_ratio: float = 4.0
+    """Hidden width of the MLP over D."""
+    num_kv_heads: int | None = None
+    """Key-value heads; None is one for each query head."""
+    position: Literal["rope", "learned"] = "rope"
+    qk_norm: bool = False
+    """Normalise queries and keys per head."""
+    tie_embeddings: bool = False
+    """Use the embedding as the head. Its initial scale is then 0.02, so that `eps` of routed
+    methods is no longer small against the embedding's mean square of 4e-4."""
+    dropout: float = 0.0
+    """Probability, on the embedding, the attention weights and each update."""
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "num_layers", "num_heads", "dim"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.dim % self.num_heads:
+            near = [h for h in range(1, self.dim + 1) if self.dim % h == 0]
+            closest = min(near, key=lambda h: abs(h - self.num_heads))
+            raise UserError(
+                f"dim must be divisible by num_heads, got {self.dim} and {self.num_heads}; "
+                f"try {closest} heads"
+            )
+        if self.position == "rope" and (self.dim // self.num_heads) % 2:
+            raise UserError(
+                f"rotary positions need an even head width, got {self.dim} / {self.num_heads} = "
+                f"{self.dim // self.num_heads}; change the heads or use position='learned'"
+            )
+        if self.num_kv_heads is not None and (
+            self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads
+        ):
+            raise UserError(
+                f"num_heads must be divisible by num_kv_heads, got {self.num_heads} and "
+                f"{self.num_kv_heads}"
+            )
+        if self.mlp not in ("swiglu", "gelu"):
+            raise UserError(f"mlp must be 'swiglu' or 'gelu', got {self.mlp!r}")
+        if self.position not in ("rope", "learned"):
+            raise UserError(f"position must be 'rope' or 'learned', got {self.position!r}")
+        if self.hidden_dim < 1:
+            raise UserError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {self.dim}")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.norm_eps < 0:
+            raise UserError(f"norm_eps must be at least 0, got {self.norm_eps}")
+
+    @property
+    def hidden_dim(self) -> int:
+        """Hidden width of the MLP."""
+        return int(self.mlp_ratio * self.dim)
+
+
+class MLP(nn.Module):
+    """Pre-normalised SwiGLU or GELU; returns the update, without any residual."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.is_gated = config.mlp == "swiglu"
+        self.dropout = config.dropout
+        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.up = nn.Linear(config.dim, config.hidden_dim * (1 + self.is_gated), bias=False)
+        self.output = nn.Linear(config.hidden_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map what the sublayer reads (B, T, D) to its update."""
+        hidden = self.up(self.norm(x))
+        if self.is_gated:
+            gate, value = hidden.chunk(2, dim=-1)
+            hidden = F.silu(gate) * value
+        else:
+            hidden = F.gelu(hidden)
+        return F.dropout(self.output(hidden), self.dropout, self.training)
+
+
+class Layer(nn.Module):
+    """One attention and one MLP sublayer; the policy decides what they read."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention = Attention(
+            config.dim,
+            config.num_heads,
+            config.num_kv_heads or config.num_heads,
+            qk_norm=config.qk_norm,
+            dropout=config.dropout,
+            norm_eps=config.norm_eps,
+        )
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        stream: Any,
+        policy: Policy[Any],
+        site: int,
+        positions: Rotation | None,
+        cache: LayerCache | None,
+        first: int,
+    ) -> Any:
+        """Carry the stream over two sites."""
+        update = self.attention(policy.read(stream, site), positions, cache, first)
+        stream = policy.write(stream, site, update)
+        return policy.write(stream, site + 1, self.mlp(policy.read(stream, site + 1)))
+
+
+class GPT(nn.Module):
+    """Decoder-only Transformer with any residual method.
+
+    May be built under `torch.device("meta")`; then `to_empty(device=..)` and `init_weights()`.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.positions = (
+            nn.Embedding(config.context, config.dim) if config.position == "learned" else None
+        )
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.policy = config.residual.build(config.num_layers, config.dim)
+        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.head = (
+            None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        )
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Set every parameter, from torch's global generator.
+
+        | parameter | law |
+        | --- | --- |
+        | embedding, untied | normal, std 1: sources start well above eps |
+        | embedding, tied; learned positions | normal, std 0.02 |
+        | head | normal, std 0.001: near-uniform predictions |
+        | output projections | normal, std 0.02 / sqrt(2 L) |
+        | other matrices | normal, std 0.02 |
+        | norm gains | one |
+        | policy | constants, see its `reset_parameters` |
+
+        Policies draw nothing, so models that differ in the method alone start from equal weights.
+        """
+        tied = self.head is None
+        for name, module in self.named_modules():
+            if isinstance(module, nn.RMSNorm):
+                nn.init.ones_(module.weight)
+            elif isinstance(module, nn.Linear):
+                std = 0.02
+                if name == "head":
+                    std = 0.001
+                elif name.endswith(".output"):
+                    std = 0.02 / (2 * self.config.num_layers) ** 0.5
+                nn.init.normal_(module.weight, std=std)
+            elif isinstance(module, nn.Embedding):
+                is_positions = name == "positions"
+                nn.init.normal_(module.weight, std=0.02 if tied or is_positions else 1.0)
+        self.policy.reset_parameters()
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        return_logits: bool | None = None,
+        cache: Cache | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Predict each token's successor.
+
+        Args:
+            tokens: (B, T) token ids; T is at most the context.
+            targets: (B, T) successors, already shifted; -100 is not counted.
+            return_logits: Whether to return logits; by default only where there are no targets.
+            cache: Past keys and values; these tokens follow them and are added.
+
+        Returns:
+            Logits (B, T, V) in float32 or float64, or None; and the mean cross-entropy of the
+            counted targets in nats, or None without targets.
+
+        Raises:
+            UserError: More tokens than the context holds.
+        """
+        hidden = self._hidden(tokens, cache)
+        logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        keeps_logits = targets is None if return_logits is None else return_logits
+        return logits if keeps_logits else None, loss
+
+    def new_cache(self) -> Cache:
+        """An empty key-value cache for one batch of sequences."""
+        return Cache(self.config.num_layers, self.config.context)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile in place, per sublayer: one compilation serves all layers of any depth."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.attention.compile(*args, **kwargs)
+            layer.mlp.compile(*args, **kwargs)
+
+    def _hidden(self, tokens: Tensor, cache: Cache | None) -> Tensor:
+        length = tokens.shape[1]
+        if length > self.config.context:
+            raise UserError(f"{length} tokens exceed the model's context of {self.config.context}")
+        first = 0 if cache is None else cache.reserve(length)
+        x = self.embedding(tokens)
+        angles = None
+        if self.positions is None:
+            head_dim = self.config.dim // self.config.num_heads
+            angles = rotation(first, length, head_dim, x)
+        else:
+            x = x + self.positions.weight[first : first + length]
+        x = F.dropout(x, self.config.dropout, self.training)
+        stream = self.policy.start(x)
+        for index, layer in enumerate(self.layers):
+            layer_cache = None if cache is None else cache.layers[index]
+            stream = layer(stream, self.policy, 2 * index, angles, layer_cache, first)
+        normalised: Tensor = self.norm(self.policy.finish(stream))
+        return normalised

@@ -1,0 +1,68 @@
+"""Named model shapes: functions that return a configuration."""
+
+from collections.abc import Callable
+
+from resroute.model.gpt import GPTConfig
+from resroute.residual import WAV, ResidualConfig
+
+
+def paper(
+    num_layers: int = 48,
+    *,
+    vocab_size: int,
+    context: int = 256,
+    residual: ResidualConfig | None = None,
+) -> GPTConfig:
+    """The WAV paper's depths, 12, 24 and 48 layers, at width 512: about 201 M parameters at 48.
+
+    Width and SwiGLU of four times the width follow from the sizes that the paper's second version
+    names; heads, context and block count are our choice.
+    """
+    return GPTConfig(
+        vocab_size=vocab_size,
+        context=context,
+        num_layers=num_layers,
+        num_heads=8,
+        dim=512,
+        residual=residual or WAV(num_blocks=4),
+    )
+
+
+def small(
+    num_layers: int = 24,
+    *,
+    vocab_size: int,
+    context: int = 256,
+    residual: ResidualConfig | None = None,
+) -> GPTConfig:
+    """Width 128, for an hour or more on a CPU: about 6.3 M parameters at 24 layers."""
+    return GPTConfig(
+        vocab_size=vocab_size,
+        context=context,
+        num_layers=num_layers,
+        num_heads=4,
+        dim=128,
+        residual=residual or WAV(num_blocks=4),
+    )
+
+
+def tiny(
+    num_layers: int = 24,
+    *,
+    vocab_size: int,
+    context: int = 256,
+    residual: ResidualConfig | None = None,
+) -> GPTConfig:
+    """Width 48, for minutes on a CPU: about 0.9 M parameters at 24 layers."""
+    return GPTConfig(
+        vocab_size=vocab_size,
+        context=context,
+        num_layers=num_layers,
+        num_heads=3,
+        dim=48,
+        residual=residual or WAV(num_blocks=4),
+    )
+
+
+PRESETS: dict[str, Callable[..., GPTConfig]] = {"paper": paper, "small": small, "tiny": tiny}
+"""Presets by the name that `resroute train --preset` takes."""

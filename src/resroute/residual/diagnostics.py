@@ -1,0 +1,72 @@
+"""Looking at the routing of a model while it runs, without changing the model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from resroute.residual.base import Policy
+
+
+@contextmanager
+def capture(policy: Policy[Any]) -> Iterator[dict[int, tuple[list[str], Tensor]]]:
+    """Collect the depth weights of every read while the context is open.
+
+    Yields:
+        Per site, the readout last: names of the S sources, and their weights (S,), averaged over
+        all tokens of the latest forward pass, in float64 on the CPU.
+    """
+    seen: dict[int, tuple[list[str], Tensor]] = {}
+    read, finish = policy.read, policy.finish
+
+    def note(stream: Any, site: int) -> None:
+        names, weights = policy.weights(stream, site)
+        mean = weights.detach().flatten(0, -2).cpu().double().mean(0)
+        seen[site] = (names, mean)
+
+    def noted_read(stream: Any, site: int) -> Tensor:
+        note(stream, site)
+        return read(stream, site)
+
+    def noted_finish(stream: Any) -> Tensor:
+        note(stream, policy.num_sites)
+        return finish(stream)
+
+    # on the instance, so that no other policy is touched
+    vars(policy).update(read=noted_read, finish=noted_finish)
+    try:
+        yield seen
+    finally:
+        del vars(policy)["read"], vars(policy)["finish"]
+
+
+def depth_map(policy: Policy[Any], forward: Callable[[], Any]) -> dict[str, Any] | None:
+    """Mean depth weights of one forward pass as a table.
+
+    Args:
+        policy: Of the model that `forward` runs.
+        forward: Runs the model once.
+
+    Returns:
+        `sites` (R names), `sources` (S names) and `weights` (R rows of S numbers, None where a
+        site does not have a source); None where the method does not route.
+    """
+    with capture(policy) as seen:
+        forward()
+    rows = [seen[site] for site in sorted(seen)]
+    sources = list(dict.fromkeys(name for names, _ in rows for name in names))
+    if sources == ["stream"]:
+        return None
+    # running sources last: they exist at every block, finished ones from theirs on
+    sources.sort(key=lambda name: name.startswith("running"))
+    kinds = policy.kinds
+    sites = [
+        f"{site // len(kinds)} {kinds[site % len(kinds)]}" if site < policy.num_sites else "readout"
+        for site in sorted(seen)
+    ]
+    weights = []
+    for names, values in rows:
+        by_name = dict(zip(names, values.tolist(), strict=True))
+        weights.append([by_name.get(name) for name in sources])
+    return {"sites": sites, "sources": sources, "weights": weights}

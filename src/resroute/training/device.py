@@ -1,0 +1,104 @@
+"""Where and in which precision a run computes, and what machine that is."""
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from resroute.config import UserError, suggestion
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; `auto` takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        UserError: A device that torch does not know or this machine does not have.
+    """
+    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next((kind for kind, there in has.items() if there), "cpu"))
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        known = ("auto", "cpu", *has)
+        raise UserError(
+            f"unknown device {name!r}{suggestion(name, known)}; use one of {', '.join(known)}"
+        ) from error
+    if device.type not in ("cpu", *has):
+        raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or mps")
+    if not has.get(device.type, True):
+        raise UserError(
+            f"device {name!r} was asked for, but torch finds none here; use --device cpu"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {name!r} was asked for, but there are {torch.cuda.device_count()} CUDA "
+            "devices, numbered from 0"
+        )
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """float32 or bfloat16, the type of autocast; `auto` takes bfloat16 where hardware has it."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    if device.type == "cpu" and _cpu_has_bfloat16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def _cpu_has_bfloat16() -> bool:
+    # torch has no public question for these instructions in every version that we take
+    questions = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in questions)
+
+
+def describe_device(device: torch.device) -> str:
+    """A device in words, such as `cpu (x86_64, 2 threads)`; never the name of the host."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def environment(device: torch.device, precision: torch.dtype) -> dict[str, Any]:
+    """What a run ran on: versions, commit and device; no host, user or path."""
+    return {
+        "resroute": version("resroute"),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "device": describe_device(device),
+        "precision": str(precision).removeprefix("torch."),
+        "commit": _commit(),
+        "command": [Path(sys.argv[0]).name, *(_without_folders(a) for a in sys.argv[1:])],
+    }
+
+
+def _without_folders(argument: str) -> str:
+    return Path(argument).name if Path(argument).is_absolute() else argument
+
+
+def _commit() -> str | None:
+    """Commit of the source tree that this package runs from, where it is one."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

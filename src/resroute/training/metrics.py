@@ -1,0 +1,120 @@
+"""What a run reports while it runs: lines of metrics, memory, and whoever listens."""
+
+import contextlib
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from resroute.config import UserError
+from resroute.data import Floor
+
+
+class Listener:
+    """Receives the events of a run; override what you want to see. The library never prints."""
+
+    def message(self, text: str) -> None:
+        """A line that a person should read."""
+
+    def begin(self, label: str, step: int, total: int, floor: Floor | None) -> None:
+        """A run starts, or goes on, after `step` of `total` steps.
+
+        `floor` is the least loss that any model can reach, where the corpus knows it.
+        """
+
+    def record(self, record: dict[str, Any]) -> None:
+        """A line of metrics.jsonl was written."""
+
+    def advance(self, step: int) -> None:
+        """A step was taken."""
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """The run is over and its files are written."""
+
+
+class MetricsFile:
+    """metrics.jsonl: one object a line, appended and flushed at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole lines; a torn last line, as a kill leaves it, is left out."""
+        if not self.path.exists():
+            return []
+        records = []
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                if number == len(lines):
+                    break
+                raise UserError(f"{self.path}, line {number}: not valid JSON") from error
+        return records
+
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Drop what was reported after `step`; return the rest."""
+        kept = [record for record in self.read() if record["step"] <= step]
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        temporary.write_text("".join(json.dumps(r, allow_nan=False) + "\n" for r in kept))
+        temporary.replace(self.path)
+        return kept
+
+
+class PeakMemory:
+    """The most memory in use since construction.
+
+    On CUDA, bytes that torch had allocated. Elsewhere the process's resident set: on Linux its peak
+    since construction, else its peak since the process started.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        elif sys.platform == "linux":
+            _release_free_memory()
+            # resets VmHWM; refused in some containers, where the older peak then stands
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
+
+    @property
+    def kind(self) -> str:
+        """`cuda` or `resident`."""
+        return "cuda" if self.device.type == "cuda" else "resident"
+
+    def read(self) -> int | None:
+        """Bytes, or None where the system does not tell."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        if sys.platform == "linux":
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        if os.name == "posix":
+            import resource
+
+            # bytes on macOS
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return None
+
+
+def _release_free_memory() -> None:
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        # not glibc: nothing to give back
+        return

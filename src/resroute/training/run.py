@@ -1,0 +1,120 @@
+"""Run folders: whose they are, whether they may be used, and what is written into them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resroute.config import UserError, differences, from_dict, to_dict
+from resroute.data import Corpus
+from resroute.training import checkpoint
+from resroute.training.config import TrainConfig
+from resroute.training.files import read_json, write_json
+from resroute.training.metrics import MetricsFile
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoint folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> MetricsFile:
+        """The run's lines of metrics."""
+        return MetricsFile(self.path / "metrics.jsonl")
+
+    def add_session(self, step: int, environment: dict[str, Any]) -> None:
+        """Note in env.json on what the run starts, or goes on after `step`."""
+        path = self.path / "env.json"
+        sessions = read_json(path, "delete it")["sessions"] if path.exists() else []
+        write_json(path, {"sessions": [*sessions, {"after_step": step, **environment}]})
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run."""
+        path = self.path / "summary.json"
+        return read_json(path, "start over with --fresh") if path.exists() else None
+
+
+def claim(config: TrainConfig, corpus: Corpus, *, resume: bool, fresh: bool) -> RunFolder:
+    """Find or make the folder of a run, without ever overwriting another's.
+
+    A finished run of the same configuration is handed back as it is; its `summary` is not None.
+
+    Raises:
+        UserError: The folder is something else, belongs to another configuration, corpus or
+            vocabulary, or holds an unfinished run and neither `resume` nor `fresh` is set.
+    """
+    path = Path(config.out or Path("runs/train") / config.run_name(corpus.fingerprint))
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; give another folder with --out")
+    occupied = path.is_dir() and any(path.iterdir())
+    if occupied and not (path / "config.json").is_file():
+        raise UserError(f"{path} exists and is not a run folder; give another one with --out")
+    if occupied and fresh:
+        path.rename(_unused(path))
+        occupied = False
+    run = RunFolder(path=path)
+    if occupied:
+        _check_same(run, config, corpus)
+        if run.summary() is None and not resume:
+            newest = checkpoint.latest(run.checkpoints)
+            at = f"after {newest.name}" if newest else "before its first checkpoint"
+            raise UserError(
+                f"{path} holds an unfinished run, stopped {at}; --resume goes on, --fresh starts "
+                "over (the old folder is kept under another name)"
+            )
+        return run
+    path.mkdir(parents=True, exist_ok=True)
+    described = {"name": corpus.name, "fingerprint": corpus.fingerprint}
+    write_json(
+        path / "config.json",
+        {"format_version": FORMAT_VERSION, **to_dict(config), "corpus": described},
+    )
+    return run
+
+
+def read_config(path: Path) -> tuple[TrainConfig, dict[str, Any]]:
+    """The configuration in a run folder, and what it says of its corpus."""
+    file = path / "config.json"
+    data = read_json(file, "start over with --fresh")
+    version = data.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{file}: format version {version!r} is not {FORMAT_VERSION}; read it with the "
+            "version of resroute that wrote it"
+        )
+    corpus = data.pop("corpus", None)
+    if not isinstance(corpus, dict) or not {"name", "fingerprint"} <= corpus.keys():
+        raise UserError(f"{file}: says nothing of its corpus; start over with --fresh")
+    return from_dict(TrainConfig, data, where=str(file)), corpus
+
+
+def _check_same(run: RunFolder, config: TrainConfig, corpus: Corpus) -> None:
+    old, old_corpus = read_config(run.path)
+    if old_corpus["fingerprint"] != corpus.fingerprint:
+        raise UserError(
+            f"{run.path} was trained on the corpus {old_corpus['name']!r} "
+            f"({old_corpus['fingerprint']}), not on {corpus.name!r} ({corpus.fingerprint}): text "
+            "or vocabulary differ; give another folder with --out"
+        )
+    named = differences(old.identity(corpus.fingerprint), config.identity(corpus.fingerprint))
+    if named:
+        raise UserError(
+            f"{run.path} belongs to another configuration, which differs in {', '.join(named)}; "
+            "give another folder with --out, or start over with --fresh"
+        )
+
+
+def _unused(path: Path) -> Path:
+    """A sibling name for a folder that is to be kept."""
+    number = 1
+    while (kept := path.with_name(f"{path.name}.old-{number}")).exists():
+        number += 1
+    return kept

@@ -1,0 +1,209 @@
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resroute.config import UserError
+from resroute.data import text as text_module
+from resroute.data.text import DocumentStarts, TextReader, survey_text, text_code_points
+from resroute.data.tokenizer import END_OF_TEXT, code_points
+
+
+def write(folder: Path, data: bytes | str) -> Path:
+    path = folder / "story.txt"
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 7, 1 << 18])
+def test_cleaning_is_the_same_at_every_block_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    data = f"\ufeffé\r\n\r\r\nb\0\r\0\n😀{END_OF_TEXT}\rc\r\n<|endof\ufeff<\r".encode()
+    path = write(tmp_path, data)
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    reader = TextReader(path, clean=True)
+    pieces = list(reader)
+    assert "".join(pieces) == f"é\n\n\nb\n😀{END_OF_TEXT}\nc\n<|endof\ufeff<\n"
+    assert sum(piece.count(END_OF_TEXT) for piece in pieces) == 1
+    assert vars(reader.cleaned) == {
+        "byte_order_marks": 1,
+        "crlf_line_ends": 4,
+        "cr_line_ends": 3,
+        "nul_bytes": 2,
+    }
+    assert reader.bytes == len(data)
+    assert reader.sha256 == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("block", [1, 4, 64])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xef\xbb\xbfab", "starts with a byte-order mark; --clean drops it"),
+        (b"ab\ncd\nef\r\ngh\r\n", "line 3 ends in CRLF; --clean turns CRLF and CR into LF"),
+        (b"ab\ncd\ref\r\n", "line 2 ends in CR; --clean turns CRLF and CR into LF"),
+        (b"ab\ncd\r", "line 2 ends in CR;"),
+        (b"abcdefghijklmnopqrstuvwxyz\0", "holds a NUL byte at offset 26; --clean drops NUL bytes"),
+        (b"caf\xe9 au lait", r"not UTF-8 at byte 3 \(0xe9\)\nconvert it: iconv -f LATIN1 -t UTF-8"),
+        ("naïve €".encode() + b" \xff", r"not UTF-8 at byte 11 \(0xff\)"),
+        ("ab €".encode()[:-1], r"middle of a UTF-8 character\ncut it there: head -c 3 "),
+        ("ab".encode("utf-16"), "is UTF-16, not UTF-8\nconvert it: iconv -f UTF-16 -t UTF-8"),
+        (bytes(range(256)), "looks binary .27 control bytes in the first 256."),
+        (b"", "is empty"),
+        (b" \n\t\n", "holds no text but white space"),
+        (b"aaaa", "holds only one distinct character, 'a'"),
+    ],
+)
+def test_unfit_files_are_refused_by_name_place_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str, block: int
+) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    path = write(tmp_path, data)
+    with pytest.raises(UserError, match=message) as caught:
+        survey_text(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).count("\n") <= 1
+
+
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b"\xef\xbb\xbf \r\n"])
+def test_nothing_left_after_cleaning_is_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(UserError, match="no text but white space"):
+        survey_text(write(tmp_path, data), clean=True)
+
+
+def test_missing_files_and_folders(tmp_path: Path) -> None:
+    write(tmp_path, "ab")
+    with pytest.raises(UserError, match=r"stroy.txt: no such file \(did you mean 'story.txt'\?\)"):
+        survey_text(tmp_path / "stroy.txt")
+    with pytest.raises(UserError, match=f"there is no folder {tmp_path / 'no'}"):
+        survey_text(tmp_path / "no" / "story.txt")
+    with pytest.raises(UserError, match="is a folder; name a text file in it"):
+        survey_text(tmp_path)
+    with pytest.raises(UserError, match="is not a regular file"):
+        survey_text(Path("/dev/null"))
+
+
+def test_an_unreadable_file_is_a_user_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = write(tmp_path, "ab")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"story.txt: cannot be read \(Permission denied\)"):
+        survey_text(path)
+
+
+def test_an_error_of_the_progress_callback_is_not_taken_for_one_of_the_file(tmp_path: Path) -> None:
+    def fail(done: int) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        survey_text(write(tmp_path, "ab"), progress=fail)
+
+
+@pytest.mark.parametrize("block", [1, 3, 1 << 18])
+@pytest.mark.parametrize(
+    ("data", "separator", "tokens", "symbols"),
+    [
+        (f"ab\n{END_OF_TEXT}\nba", "endoftext", 7, ["\n", "a", "b", END_OF_TEXT]),
+        (f"ab\n\n{END_OF_TEXT}\n", "endoftext", 6, ["\n", "a", "b", END_OF_TEXT]),
+        ("\n\nab\n \nb\n\n", "blank-line", 10, ["\n", " ", "a", "b"]),
+        ("\n\nab\nb\n\n", "none", 8, ["\n", "a", "b"]),
+        ("é<|endoftext|", "none", 13, sorted({*"é<|endoftext|"})),
+    ],
+)
+def test_auto_takes_the_separator_that_parts_documents(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    data: str,
+    separator: str,
+    tokens: int,
+    symbols: list[str],
+    block: int,
+) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    survey = survey_text(write(tmp_path, data))
+    assert (survey.separator, survey.tokens, list(survey.symbols)) == (separator, tokens, symbols)
+
+
+@pytest.mark.parametrize("separator", ["blank-line", "none"])
+def test_a_literal_that_is_no_separator_is_characters(tmp_path: Path, separator: str) -> None:
+    data = f"a\n\n{END_OF_TEXT}"
+    survey = survey_text(write(tmp_path, data), separator=separator)  # type: ignore[arg-type]
+    assert survey.symbols == tuple(sorted(set(data)))
+    assert survey.tokens == len(data)
+
+
+@pytest.mark.parametrize("separator", ["endoftext", "blank-line"])
+def test_a_separator_that_does_not_occur_is_refused(tmp_path: Path, separator: str) -> None:
+    with pytest.raises(UserError, match="use --separator auto or none"):
+        survey_text(write(tmp_path, "ab\nc\n\n"), separator=separator)  # type: ignore[arg-type]
+
+
+def test_progress_ends_at_the_size_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 4)
+    seen: list[int] = []
+    survey_text(write(tmp_path, "abcdefghij"), progress=seen.append)
+    assert sorted(set(seen)) == seen[: len(set(seen))] == [4, 8, 10]
+
+
+# an independent account: a paragraph starts at the first visible character of a run of lines
+def paragraphs(text: str) -> list[int]:
+    starts, fresh, place = [], True, 0
+    for line in text.split("\n"):
+        if not line.strip():
+            fresh = True
+        elif fresh:
+            starts.append(place + len(line) - len(line.lstrip()))
+            fresh = False
+        place += len(line) + 1
+    return starts
+
+
+@given(st.text("ab \n", max_size=30), st.integers(1, 7))
+def test_document_starts_do_not_depend_on_the_pieces(text: str, size: int) -> None:
+    finder = DocumentStarts(text_code_points(), mark=ord("\n"), num_marks=2)
+    found = [
+        start + int(place)
+        for start in range(0, len(text), size)
+        for place in finder.find(code_points(text[start : start + size]))
+    ]
+    assert found == paragraphs(text)
+
+
+def test_documents_start_after_one_end_of_text() -> None:
+    # ids: 0 white space, 1 text, 2 the end of text
+    finder = DocumentStarts(np.array([False, True, False]), mark=2, num_marks=1)
+    assert finder.find(np.array([0, 1, 1, 2, 0])).tolist() == [1]
+    assert finder.find(np.array([0])).tolist() == []
+    assert finder.find(np.array([1, 0, 1, 2, 2, 1, 2, 0])).tolist() == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "clean"),
+    [
+        ("tinystories-cased-2mb.txt", "endoftext", False),
+        ("text8-first-1mib.txt", "none", False),
+        ("dirty-crlf-mojibake.txt", "blank-line", True),
+    ],
+)
+def test_real_files(real_data: Path, name: str, separator: str, clean: bool) -> None:
+    path = real_data / name
+    text = path.read_bytes().decode()
+    survey = survey_text(path, clean=clean)
+    assert survey.separator == separator
+    assert set(survey.symbols) - {END_OF_TEXT} == set(
+        text.replace("\r\n", "\n").replace(END_OF_TEXT, "")
+    )
+    assert survey.cleaned.crlf_line_ends == text.count("\r\n")
+    if clean:
+        with pytest.raises(UserError, match="line 1 ends in CRLF"):
+            survey_text(path)
