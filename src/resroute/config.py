@@ -50,8 +50,10 @@ def register(name: str) -> Callable[[type[V]], type[V]]:
     return enter
 
 
-def variants(family: type[V]) -> dict[str, type[V]]:
+def variants(family: Callable[..., V]) -> dict[str, type[V]]:
     """Members of a family by name, in the order of registration."""
+    assert isinstance(family, type)
+    assert issubclass(family, Variant)
     return typing.cast(dict[str, type[V]], dict(family._members))
 
 

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 import pytest
 
 from resroute.analysis.page import setup_line, write_report
-from resroute.analysis.runs import find_runs
+from resroute.analysis.runs import find_runs, unfinished_runs
 from resroute.config import UserError
 
 EVIL = '<script>alert("x")</script>'
@@ -32,12 +32,18 @@ class Page(HTMLParser):
             self.cells[-1] += data
 
 
+def report(folder, out=None, *, title="t"):
+    return write_report(
+        find_runs(folder), out or folder, title=title, unfinished=unfinished_runs(folder)
+    )
+
+
 def test_the_report_by_value(make_run, tmp_path):
     make_run("suite/p", label="PreNorm", method="pre_norm", validation_loss=0.75)
     make_run("suite/w 1", routed=True, sample="Mia & Tom\nfound it.")
     (make_run("suite/killed") / "summary.json").unlink()
     out = tmp_path / "site" / "here"
-    written = write_report(tmp_path / "runs", out, title="A title")
+    written = report(tmp_path / "runs", out, title="A title")
     assert [path.relative_to(out).as_posix() for path in written] == [
         "report.html", "loss.png", "depth_weights.png",
     ]  # fmt: skip
@@ -77,7 +83,7 @@ def test_the_setup_line_names_what_differs(make_run, tmp_path):
 def test_without_routed_runs_there_is_no_map(make_run, tmp_path):
     make_run("a")
     runs = tmp_path / "runs"
-    assert write_report(runs, title="t") == [runs / "report.html", runs / "loss.png"]
+    assert report(runs, title="t") == [runs / "report.html", runs / "loss.png"]
     text = (runs / "report.html").read_text()
     assert "Depth weights" not in text
     assert "Samples" not in text
@@ -88,7 +94,7 @@ def test_everything_from_files_is_escaped(make_run, tmp_path):
     make_run("a", label=EVIL, corpus=EVIL, device=EVIL, sample=EVIL, memory_kind=EVIL, routed=True)
     make_run('b"><i>', label=EVIL, corpus=EVIL, sample=None)
     (make_run('c"<u>') / "summary.json").unlink()
-    write_report(tmp_path / "runs", title=EVIL)
+    report(tmp_path / "runs", title=EVIL)
     text = (tmp_path / "runs" / "report.html").read_text()
     names = {tag for tag, _ in Page(text).tags}
     assert not names & {"script", "i", "u", "iframe", "object", "embed", "link"}
@@ -97,7 +103,7 @@ def test_everything_from_files_is_escaped(make_run, tmp_path):
 
 def test_the_page_loads_nothing(make_run, tmp_path):
     make_run("a", routed=True, sample="x")
-    write_report(tmp_path / "runs", title="t")
+    report(tmp_path / "runs", title="t")
     text = (tmp_path / "runs" / "report.html").read_text()
     assert not re.search(r"https?://", text)
     assert "default-src 'none'" in text
@@ -111,7 +117,7 @@ def test_the_page_loads_nothing(make_run, tmp_path):
 def test_ids_are_unique_and_references_resolve(make_run, tmp_path):
     make_run("a", routed=True)
     make_run("b", label="WAV split", routed=True, num_layers=3)
-    write_report(tmp_path / "runs", title="t")
+    report(tmp_path / "runs", title="t")
     text = (tmp_path / "runs" / "report.html").read_text()
     ids = [attrs["id"] for _, attrs in Page(text).tags if "id" in attrs]
     assert len(ids) == len(set(ids))
@@ -122,8 +128,8 @@ def test_ids_are_unique_and_references_resolve(make_run, tmp_path):
 
 def test_the_same_runs_give_the_same_bytes(make_run, tmp_path):
     make_run("a", routed=True, sample="x")
-    first = [path.read_bytes() for path in write_report(tmp_path / "runs", title="t")]
-    second = [path.read_bytes() for path in write_report(tmp_path / "runs", title="t")]
+    first = [path.read_bytes() for path in report(tmp_path / "runs", title="t")]
+    second = [path.read_bytes() for path in report(tmp_path / "runs", title="t")]
     assert first == second
     assert len(first) == 3
     assert not list((tmp_path / "runs").glob(".*"))
@@ -131,7 +137,7 @@ def test_the_same_runs_give_the_same_bytes(make_run, tmp_path):
 
 def test_a_long_sample_is_cut(make_run, tmp_path):
     make_run("a", sample="y" * 5000)
-    write_report(tmp_path / "runs", title="t")
+    report(tmp_path / "runs", title="t")
     text = (tmp_path / "runs" / "report.html").read_text()
     assert f"<pre>{'y' * 4000} ...</pre>" in text
 
@@ -139,11 +145,11 @@ def test_a_long_sample_is_cut(make_run, tmp_path):
 def test_nothing_to_report_is_a_user_error(make_run, tmp_path):
     (make_run("killed") / "summary.json").unlink()
     with pytest.raises(UserError, match=r"no finished run to report \(not finished: killed\)"):
-        write_report(tmp_path / "runs", title="t")
+        report(tmp_path / "runs", title="t")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no run at all"):
-        write_report(tmp_path / "empty", title="t")
+        report(tmp_path / "empty", title="t")
     make_run("a")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"):
-        write_report(tmp_path / "runs", tmp_path / "file", title="t")
+        report(tmp_path / "runs", tmp_path / "file", title="t")

@@ -2,10 +2,11 @@
 
 from resroute.analysis.figures import depth_figure, loss_figure
 from resroute.analysis.page import write_report
-from resroute.analysis.runs import DepthWeights, Run, find_runs, read_run, unfinished_runs
+from resroute.analysis.runs import METHODS, DepthWeights, Run, find_runs, read_run, unfinished_runs
 from resroute.analysis.table import ComparisonRow, comparison_rows, comparison_table
 
 __all__ = [
+    "METHODS",
     "ComparisonRow",
     "DepthWeights",
     "Run",

@@ -1,7 +1,8 @@
-"""The report: one self-contained page about the runs below a folder, and its figures as files."""
+"""The report: one self-contained page about a set of runs, and its figures as files."""
 
 import os
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from resroute.analysis.figures import (
     routed_runs,
     write_bytes,
 )
-from resroute.analysis.runs import Run, find_runs, run_labels, unfinished_runs
+from resroute.analysis.runs import Run, run_labels
 from resroute.analysis.table import captions, columns, comparison_rows
 from resroute.config import UserError
 
@@ -62,28 +63,29 @@ article pre { margin: 0; font: inherit; white-space: pre-wrap; overflow-wrap: an
 """.strip()
 
 
-def write_report(folder: Path, out: Path | None = None, *, title: str) -> list[Path]:
+def write_report(
+    runs: list[Run], out: Path, *, title: str, unfinished: Sequence[str] = ()
+) -> list[Path]:
     """Write report.html, loss.png and, where a run is routed, depth_weights.png.
 
     The page needs nothing but itself: figures are inline SVG, no script, no network. The same runs
     give the same bytes. Each file replaces its former version in one step.
 
     Args:
-        folder: Where to look for runs, at any depth.
-        out: The folder to write to, made if missing; `folder` itself by default.
+        runs: Finished runs, at least one; `find_runs` reads those below a folder.
+        out: The folder to write to, made if missing.
         title: The page's heading.
+        unfinished: Names of runs to list as not finished.
 
     Returns:
         The files written, the page first.
 
     Raises:
-        UserError: No finished run, a damaged file, matplotlib missing, or `out` not writable.
+        UserError: No finished run, matplotlib missing, or `out` not writable.
     """
-    runs, unfinished = find_runs(folder), unfinished_runs(folder)
     if not runs:
         hint = f"not finished: {', '.join(unfinished)}" if unfinished else "no run at all"
-        raise UserError(f"{folder}: no finished run to report ({hint}); finish one first")
-    out = folder if out is None else out
+        raise UserError(f"no finished run to report ({hint}); finish one first")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -101,7 +103,7 @@ def write_report(folder: Path, out: Path | None = None, *, title: str) -> list[P
     return [out / name for name in files]
 
 
-def render_page(runs: list[Run], unfinished: list[str], out: Path, *, title: str) -> str:
+def render_page(runs: list[Run], unfinished: Sequence[str], out: Path, *, title: str) -> str:
     """The page's HTML; links to the runs' files are relative to `out`."""
     parts = [
         "<!doctype html>",
@@ -182,7 +184,7 @@ def _table(runs: list[Run], out: Path) -> str:
     )
 
 
-def _notes(runs: list[Run], unfinished: list[str]) -> list[str]:
+def _notes(runs: list[Run], unfinished: Sequence[str]) -> list[str]:
     below = ["; ".join(captions(runs))]
     if unfinished:
         below.append(f"not finished: {', '.join(unfinished)}")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ _SUMMARY: dict[str, tuple[type, ...]] = {
     "peak_memory_bytes": (*_NUMBER, type(None)),
     "memory_kind": (str, type(None)),
 }
+
+# hidden folders, and runs that --fresh has moved aside
+_SKIPPED = re.compile(r"^\.|\.old-\d+$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +205,7 @@ def _run_folders(folder: Path) -> list[Path]:
         below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror}); check the folder") from None
-    return [run for p in below if not p.name.startswith(".") for run in _run_folders(p)]
+    return [run for p in below if not _SKIPPED.search(p.name) for run in _run_folders(p)]
 
 
 def _read_text(path: Path, *, errors: str = "strict") -> str:

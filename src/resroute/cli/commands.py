@@ -1,0 +1,200 @@
+"""What each command does: options in, library calls, results on stdout."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resroute import analysis, data, experiments, training
+from resroute.cli.display import Display, byte_progress
+from resroute.config import UserError, suggestion, variants, with_overrides
+from resroute.data import Corpus
+from resroute.data.sources import STORYWORLD, corpus_of
+from resroute.model import PRESETS
+from resroute.residual import HAARES, ResidualConfig
+from resroute.training.device import choose_device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+METHODS: dict[str, Callable[..., ResidualConfig]] = {
+    **{name.replace("_", "-"): variants(ResidualConfig)[name] for name in analysis.METHODS},
+    "haares": HAARES,
+}
+"""Methods by the name that `--method` takes."""
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Train the three methods and print how they compare."""
+    corpus = _corpus(options)
+    is_default = options.data == STORYWORLD
+    out = Path(options.out or ("runs/demo" if is_default else f"runs/demo-{corpus.name}"))
+    configs = experiments.demo_configs(
+        corpus, out, num_layers=options.layers, steps=options.steps, seed=options.seed
+    )
+    with Display() as display:
+        runs, files = experiments.demo(corpus, out, configs, fresh=options.fresh, listener=display)
+    console = _console()
+    console.print()
+    console.print(analysis.comparison_table(runs))
+    for run in runs:
+        console.print(f"\n[bold]{run.label}[/bold] writes:", highlight=False)
+        console.print((run.sample or "").strip(), markup=False, highlight=False)
+    _print_files(files)
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Make a corpus folder and print what is in it."""
+    if options.source == STORYWORLD:
+        corpus = data.prepare_storyworld(
+            Path(options.out or f"data/{STORYWORLD}"),
+            seed=options.seed,
+            characters=options.characters,
+        )
+    else:
+        source = Path(options.source)
+        with byte_progress(source.name) as progress:
+            corpus = data.prepare_text(
+                source,
+                Path(options.out or f"data/{source.stem}"),
+                separator=options.separator,
+                clean=options.clean,
+                progress=progress,
+            )
+    _print_corpus(corpus)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train one model."""
+    if options.resume and options.fresh:
+        raise UserError("--resume goes on and --fresh starts over: give one of them")
+    residual = _residual(options.method, options.blocks)
+    corpus = _corpus(options)
+    model = PRESETS[options.preset](
+        options.layers,
+        vocab_size=corpus.tokenizer.vocab_size,
+        context=options.context,
+        residual=residual,
+    )
+    config = training.TrainConfig(
+        model=model,
+        data=str(corpus.path),
+        out=options.out,
+        steps=options.steps,
+        batch_size=options.batch,
+        learning_rate=options.lr,
+        seed=options.seed,
+        precision=options.precision,
+        device=options.device,
+    )
+    config = with_overrides(config, _overrides(options.set))
+    with Display() as display:
+        summary = training.train(
+            config, resume=options.resume, fresh=options.fresh, listener=display
+        )
+    console = _console()
+    console.print(analysis.comparison_table([analysis.read_run(Path(summary["path"]))]))
+    print(f"\n{summary['path']}")
+
+
+def sample(options: argparse.Namespace) -> None:
+    """Print continuations of a prompt, one as it is drawn, several one after the other."""
+    device = choose_device(options.device)
+    model, tokenizer, _ = training.load(options.run_folder)
+
+    def write(text: str) -> None:
+        print(text, end="", flush=True)
+
+    def run(on_text: Callable[[str], None] | None) -> list[str]:
+        return experiments.sample(
+            model.to(device),
+            tokenizer,
+            prompt=options.prompt,
+            count=options.count,
+            max_new_tokens=options.tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            stop=options.stop,
+            seed=options.seed,
+            on_text=on_text,
+        )
+
+    if options.count == 1:
+        # a bad prompt fails before its echo
+        experiments.prompt_ids(tokenizer, options.prompt)
+        write(options.prompt)
+        run(write)
+        print()
+        return
+    for number, text in enumerate(run(None), start=1):
+        print(f"--- {number}\n{text}")
+
+
+def report(options: argparse.Namespace) -> None:
+    """Print the table of the runs below a folder and write their page."""
+    folder = Path(options.folder)
+    runs = analysis.find_runs(folder)
+    files = analysis.write_report(
+        runs,
+        Path(options.out or folder),
+        title=options.title or f"resroute: {folder.resolve().name}",
+        unfinished=analysis.unfinished_runs(folder),
+    )
+    _console().print(analysis.comparison_table(runs))
+    _print_files(files)
+
+
+def _residual(method: str, blocks: int | None) -> ResidualConfig:
+    name = method.lower().replace("_", "-")
+    if name not in METHODS:
+        raise UserError(
+            f"unknown method {method!r}{suggestion(name, METHODS)}; known: {', '.join(METHODS)}"
+        )
+    make = METHODS[name]
+    if blocks is None:
+        return make()
+    try:
+        return make(num_blocks=blocks)
+    except TypeError as error:
+        raise UserError(f"the method {name} has no blocks; leave out --blocks") from error
+
+
+def _overrides(settings: list[str]) -> dict[str, str]:
+    overrides = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f"--set {setting}: needs KEY=VALUE, such as residual.rho_max=1")
+        # the method is what people set most
+        overrides[f"model.{key}" if key.startswith("residual.") else key] = value
+    return overrides
+
+
+def _corpus(options: argparse.Namespace) -> Corpus:
+    with byte_progress(Path(options.data).name) as progress:
+        return corpus_of(options.data, clean=options.clean, progress=progress)
+
+
+def _print_corpus(corpus: Corpus) -> None:
+    symbols = corpus.tokenizer.vocab_size
+    print(f"{corpus.path}: {symbols} symbols, separator {corpus.meta.separator}")
+    for split in data.SPLITS:
+        size = corpus.split(split)
+        print(f"  {split:5} {size.tokens:>13,} tokens in {size.documents:,} documents")
+    cleaned: dict[str, Any] = corpus.meta.source.get("cleaned", {})
+    changed = [f"{count:,} {what.replace('_', ' ')}" for what, count in cleaned.items() if count]
+    if changed:
+        print(f"  cleaned: {', '.join(changed)}")
+
+
+def _print_files(files: list[Path]) -> None:
+    print("\nwrote " + "\n      ".join(str(path) for path in files))
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    # tables need room where nobody watches; a terminal has its own width
+    return Console(width=None if sys.stdout.isatty() else 100, soft_wrap=False)

@@ -1,0 +1,120 @@
+"""Progress: a bar on a terminal, plain lines elsewhere; both on stderr."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from resroute.data import Floor
+from resroute.training import Listener
+
+# seconds between plain lines of training, so that a log stays short
+_PLAIN_INTERVAL = 10.0
+
+
+class Display(Listener):
+    """Shows a run's progress, its losses beside the floor."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.is_live = self.console.is_terminal
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=18),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[losses]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            disable=not self.is_live,
+        )
+        self.task: TaskID | None = None
+        self.label = ""
+        self.total = 0
+        self.floor = ""
+        self.latest: dict[str, dict[str, Any]] = {}
+        self.said = 0.0
+
+    def __enter__(self) -> "Display":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+
+    def message(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, label: str, step: int, total: int, floor: Floor | None) -> None:
+        """Open a bar."""
+        self.label, self.total, self.latest = label, total, {}
+        self.said = time.monotonic()
+        self.floor = ""
+        if floor is not None:
+            self.floor = f"floor {floor.nats:.3f}" + ("" if floor.exact else " (lower bound)")
+        self.task = self.progress.add_task(label, completed=step, total=total, losses="")
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Show new numbers: on a bar all, as lines every validation and now and then a loss."""
+        self.latest[record["kind"]] = record
+        if self.is_live:
+            if self.task is not None:
+                self.progress.update(self.task, losses=self._losses())
+            return
+        is_due = time.monotonic() - self.said >= _PLAIN_INTERVAL
+        if record["kind"] == "validation" or is_due:
+            self.said = time.monotonic()
+            self.message(f"{self.label} {record['step']}/{self.total}: {self._losses()}")
+
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        if self.task is not None:
+            self.progress.update(self.task, completed=step)
+
+    def _losses(self) -> str:
+        parts = []
+        train, validation = self.latest.get("train"), self.latest.get("validation")
+        if train:
+            parts.append(f"loss {train['loss']:.3f}")
+        if validation:
+            parts.append(f"val {validation['loss']:.3f}")
+        if self.floor:
+            parts.append(self.floor)
+        if train:
+            parts.append(f"{train['tokens_per_second']:,.0f} tok/s")
+        return "  ".join(parts)
+
+
+@contextmanager
+def byte_progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar for work counted in bytes, gone when it is done; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task: TaskID | None = None
+
+    def update(done: int, total: int) -> None:
+        nonlocal task
+        if task is None:
+            task = bar.add_task(f"reading {name}", total=total)
+        bar.update(task, completed=done)
+
+    with bar:
+        yield update

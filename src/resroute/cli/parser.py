@@ -1,0 +1,175 @@
+"""Options of every command: flat, few, each help on one screen."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from resroute import __version__
+from resroute.cli import commands
+from resroute.config import suggestion
+from resroute.model import PRESETS
+
+_DESCRIPTION = "Residual routing: train and compare how deep Transformers carry information."
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in two lines instead of printing its usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.allow_abbrev = False
+        self.formatter_class = _formatter
+
+    def format_help(self) -> str:
+        """The help, with the short usage."""
+        usage = self.usage
+        self.usage = f"%(prog)s [OPTIONS]{self._operands()}"
+        try:
+            return super().format_help()
+        finally:
+            self.usage = usage
+
+    def _operands(self) -> str:
+        names = [a.metavar or a.dest for a in self._actions if not a.option_strings]
+        return "".join(f" {name}" for name in names)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action, f"unknown {value!r}{suggestion(str(value), known)}; use {', '.join(known)}"
+            )
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2 and two plain lines."""
+        print(f"{self.prog}: {message}\nsee `{self.prog} --help`", file=sys.stderr)
+        raise SystemExit(2)
+
+    @property
+    def flags(self) -> list[str]:
+        """Long options that this command knows."""
+        return [flag for flag in self._option_string_actions if flag.startswith("--")]
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=22, width=80)
+
+
+def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse, suggesting the option that a misspelt one may have meant."""
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command: Parser = getattr(options, "parser", parser)
+        first = unknown[0]
+        word = first.split("=")[0]
+        close = suggestion(word, command.flags) if word.startswith("-") else ""
+        command.error(f"unknown {'option' if word.startswith('-') else 'word'} {first}{close}")
+    return options
+
+
+def make_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(prog="resroute", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"resroute {__version__}")
+    commands_ = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    _demo(commands_)
+    _data(commands_)
+    _train(commands_)
+    _sample(commands_)
+    _report(commands_)
+    return parser
+
+
+def _command(group: Any, name: str, run: Any, summary: str) -> Parser:
+    parser: Parser = group.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def _demo(group: Any) -> None:
+    parser = _command(
+        group, "demo", commands.demo, "Train PreNorm, Block AttnRes and WAV on equal data; compare."
+    )
+    add = parser.add_argument
+    add("--data", default="storyworld", metavar="WHAT", help="text file, corpus or storyworld")
+    add("--layers", type=int, default=24, metavar="L", help="layers of each model (24)")
+    add("--steps", type=int, default=150, metavar="N", help="training steps of each (150)")
+    add("--seed", type=int, default=0, metavar="S", help="of weights and batches (0)")
+    add("--out", metavar="DIR", help="folder of runs and report (runs/demo)")
+    add("--fresh", action="store_true", help="train again; old runs are kept aside")
+    _clean(parser)
+
+
+def _data(group: Any) -> None:
+    parser = _command(group, "data", None, "Prepare text for training.")
+    inner = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    prepare = _command(
+        inner, "prepare", commands.prepare, "Turn a text file, or storyworld, into a corpus folder."
+    )
+    add = prepare.add_argument
+    add("source", help="a UTF-8 text file, or storyworld for generated stories")
+    add("--out", metavar="DIR", help="corpus folder to make (data/<name>)")
+    _clean(prepare)
+    add(
+        "--separator", default="auto", choices=["auto", "endoftext", "blank-line", "none"],
+        metavar="KIND", help="of documents: auto, endoftext, blank-line, none",
+    )  # fmt: skip
+    add("--seed", type=int, default=0, metavar="S", help="of storyworld (0)")
+    add("--characters", type=int, default=2_000_000, metavar="N", help="of storyworld (2000000)")
+
+
+def _train(group: Any) -> None:
+    parser = _command(group, "train", commands.train, "Train one model and write its run folder.")
+    add = parser.add_argument
+    add("--data", default="storyworld", metavar="WHAT", help="text file, corpus or storyworld")
+    add("--method", default="wav", metavar="NAME", help=", ".join(commands.METHODS))
+    add("--blocks", type=int, metavar="N", help="depth blocks of block methods (4)")
+    add("--preset", default="tiny", choices=PRESETS, metavar="NAME", help="width: %(choices)s")
+    add("--layers", type=int, default=24, metavar="L", help="layers (24)")
+    add("--context", type=int, default=256, metavar="T", help="tokens of a window (256)")
+    add("--steps", type=int, default=1000, metavar="N", help="optimizer steps (1000)")
+    add("--batch", type=int, default=8, metavar="B", help="windows a step (8)")
+    add("--lr", type=float, default=1e-3, metavar="R", help="peak learning rate (0.001)")
+    add("--seed", type=int, default=0, metavar="S", help="of weights and batches (0)")
+    add("--precision", default="auto", metavar="P", help="auto, float32 or bfloat16")
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add("--out", metavar="DIR", help="run folder (runs/train/<method>-L<layers>-..)")
+    add("--resume", action="store_true", help="go on with an unfinished run")
+    add("--fresh", action="store_true", help="start over; the old run is kept aside")
+    add(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="other fields: residual.rho_max=1, model.dim=96, compile=true",
+    )  # fmt: skip
+    _clean(parser)
+
+
+def _sample(group: Any) -> None:
+    parser = _command(group, "sample", commands.sample, "Write text with a trained model.")
+    add = parser.add_argument
+    add("run_folder", metavar="RUN", help="run folder or checkpoint folder")
+    add("--prompt", default="", metavar="TEXT", help="text to continue (start of a document)")
+    add("--tokens", type=int, default=300, metavar="N", help="most tokens to add (300)")
+    add("--count", type=int, default=1, metavar="N", help="texts to write (1)")
+    add("--temperature", type=float, default=0.8, metavar="X", help="0 is greedy (0.8)")
+    add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens")
+    add("--top-p", type=float, metavar="P", help="draw among those that reach probability P")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable")
+    add("--seed", type=int, default=0, metavar="S", help="of the draws (0)")
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+
+
+def _report(group: Any) -> None:
+    parser = _command(
+        group, "report", commands.report, "Compare the finished runs in and below a folder."
+    )
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="where the runs are, such as runs/demo")
+    add("--out", metavar="DIR", help="where to write report.html and figures (DIR itself)")
+    add("--title", metavar="TEXT", help="heading of the page")
+
+
+def _clean(parser: Parser) -> None:
+    parser.add_argument(
+        "--clean", action="store_true", help="drop BOM and NUL, turn CRLF and CR into LF"
+    )
