@@ -75,6 +75,7 @@ def test_cuts_move_forward_to_the_next_document(
     ]
     assert documents(corpus) == [2, 1, 1]
     assert corpus.document_ends("train").tolist() == [6, 15]
+    assert corpus.longest_document == len("four 4444\n") + 1
     assert corpus.meta.separator == "endoftext"
 
 

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(make_parser(), sys.argv[1:] if arguments is None else list(arguments))
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _note
+            warnings.showwarning = _Notes()
             options.run(options)
         sys.stdout.flush()
     except UserError as error:
@@ -37,6 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return OK
 
 
-def _note(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning as one plain line."""
-    print(f"resroute: note: {message}", file=sys.stderr)
+class _Notes:
+    """Shows each warning once, as one plain line."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
+        text = str(message)
+        if text not in self.said:
+            self.said.add(text)
+            print(f"resroute: note: {text}", file=sys.stderr)

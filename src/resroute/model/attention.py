@@ -87,6 +87,15 @@ class Cache:
         return first
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of a head's queries or keys, in the dtype of its gain and cast back once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (B, H, T, E)."""
+        # autocast hands over bfloat16 and leaves the gain in float32
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class Attention(nn.Module):
     """Pre-normalised causal self-attention; returns the update, without any residual."""
 
@@ -111,8 +120,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(dim, kv_dim, bias=False)
         self.value = nn.Linear(dim, kv_dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
-        self.query_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
+        self.query_norm = HeadNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
+        self.key_norm = HeadNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
 
     def forward(
         self, x: Tensor, positions: Rotation | None, cache: LayerCache | None, first: int

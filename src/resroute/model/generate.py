@@ -11,7 +11,8 @@ from resroute.model.gpt import GPT
 PADDING = -1
 
 
-@torch.inference_mode()
+# no_grad, not inference_mode: what it returns may be trained on
+@torch.no_grad()
 def generate(
     model: GPT,
     ids: Tensor,
@@ -44,9 +45,9 @@ def generate(
         early are padded with -1.
 
     Raises:
-        UserError: A prompt without tokens, or sampling settings out of range.
+        UserError: A prompt without tokens or with unknown ones, or settings out of range.
     """
-    _check(ids, max_new_tokens, temperature, top_k, top_p)
+    _check(ids, max_new_tokens, temperature, top_k, top_p, stop, model.config.vocab_size)
     device = model.embedding.weight.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     was_training = model.training
@@ -98,18 +99,18 @@ def _draw(
 ) -> Tensor:
     if temperature == 0:
         return logits.argmax(-1)
-    # shifted first, so that tiny temperatures cannot overflow
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    probabilities = logits.softmax(-1)
+    # likeliest first, and the lower token first among equals, as argmax has it
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    ordered = ordered[:, :top_k]
+    # shifted and bounded, so that tiny temperatures make no infinity
+    smallest = torch.finfo(logits.dtype).tiny
+    probabilities = ((ordered - ordered[:, :1]) / max(temperature, smallest)).softmax(-1)
     if top_p is not None and top_p < 1:
-        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         # a token stays while those before it do not reach top_p: at least one always does
-        dropped = ordered.cumsum(-1) - ordered >= top_p
-        probabilities = probabilities.masked_fill(dropped.gather(-1, order.argsort(-1)), 0.0)
-    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+        dropped = probabilities.cumsum(-1) - probabilities >= top_p
+        probabilities = probabilities.masked_fill(dropped, 0.0)
+    rank = torch.multinomial(probabilities, 1, generator=generator)
+    return order.gather(-1, rank).squeeze(-1)
 
 
 def _ends_with(rows: Tensor, sequence: Sequence[int]) -> Tensor:
@@ -120,12 +121,23 @@ def _ends_with(rows: Tensor, sequence: Sequence[int]) -> Tensor:
 
 
 def _check(
-    ids: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
+    ids: Tensor,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    stop: Sequence[Sequence[int]],
+    vocab_size: int,
 ) -> None:
     if ids.dim() != 2 or 0 in ids.shape:
         raise UserError(
             f"generate needs prompts of shape (batch, tokens) with at least one token each, got "
             f"shape {tuple(ids.shape)}"
+        )
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise UserError(
+            f"prompts must hold tokens 0 to {vocab_size - 1}, got {int(ids.min())} to "
+            f"{int(ids.max())} (-1 pads rows that ended early)"
         )
     if max_new_tokens < 0:
         raise UserError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
@@ -135,3 +147,5 @@ def _check(
         raise UserError(f"top_k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top_p must be above 0 and at most 1, got {top_p}")
+    if not all(len(sequence) for sequence in stop):
+        raise UserError("a stop sequence needs at least one token; leave empty ones out")

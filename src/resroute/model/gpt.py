@@ -6,6 +6,7 @@ queries, optional qk-norm, tied or untied head, and a residual policy in place o
 B batch, T tokens, D width, L layers, V vocabulary.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,12 +78,15 @@ class GPTConfig:
             raise UserError(f"mlp must be 'swiglu' or 'gelu', got {self.mlp!r}")
         if self.position not in ("rope", "learned"):
             raise UserError(f"position must be 'rope' or 'learned', got {self.position!r}")
-        if self.hidden_dim < 1:
-            raise UserError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {self.dim}")
+        if not math.isfinite(self.mlp_ratio) or self.hidden_dim < 1:
+            raise UserError(
+                f"mlp_ratio must be finite and leave a hidden unit, got {self.mlp_ratio} at dim "
+                f"{self.dim}"
+            )
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        if self.norm_eps < 0:
-            raise UserError(f"norm_eps must be at least 0, got {self.norm_eps}")
+        if not 0 <= self.norm_eps < math.inf:
+            raise UserError(f"norm_eps must be at least 0 and finite, got {self.norm_eps}")
 
     @property
     def hidden_dim(self) -> int:
@@ -216,7 +220,7 @@ class GPT(nn.Module):
             counted targets in nats, or None without targets.
 
         Raises:
-            UserError: More tokens than the context holds.
+            UserError: Tokens that are not (B, T), or more of them than the context holds.
         """
         hidden = self._hidden(tokens, cache)
         logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
@@ -239,6 +243,8 @@ class GPT(nn.Module):
             layer.mlp.compile(*args, **kwargs)
 
     def _hidden(self, tokens: Tensor, cache: Cache | None) -> Tensor:
+        if tokens.dim() != 2:
+            raise UserError(f"tokens must be (batch, tokens), got shape {tuple(tokens.shape)}")
         length = tokens.shape[1]
         if length > self.config.context:
             raise UserError(f"{length} tokens exceed the model's context of {self.config.context}")

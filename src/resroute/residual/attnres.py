@@ -1,26 +1,24 @@
 """Attention Residuals: Full and Block (arXiv 2603.15031), and Delta (arXiv 2605.18855)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resroute.config import UserError, register
 from resroute.core import block_sites
-from resroute.residual.base import DEFAULT_KINDS
 from resroute.residual.routed import BlockedConfig, RoutedConfig, RoutedPolicy, blocks_by_number
 
 
 @register("full_attn_res")
 @dataclass(frozen=True, kw_only=True)
 class FullAttnRes(RoutedConfig):
-    """Each site mixes the embedding and every earlier update; the readout mixes them all."""
+    """Each site mixes the embedding and every earlier update; the readout mixes them all.
 
-    def build(
-        self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
-    ) -> RoutedPolicy:
-        """Make the policy; `query` and `key_gain` are (K * L + 1, D)."""
+    Parameters: `query` and `key_gain` (K * L + 1, D), `gate` (K * L + 1,) where gated.
+    """
+
+    def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> RoutedPolicy:
         # one site a block: every update is finished as soon as it is written
         blocks = block_sites(num_layers * len(kinds), 1, 1)
-        return _reset(RoutedPolicy(self, blocks, num_layers, dim, kinds, sum_name="update"))
+        return RoutedPolicy(self, blocks, num_layers, dim, kinds, sum_name="update")
 
 
 @register("block_attn_res")
@@ -29,16 +27,12 @@ class BlockAttnRes(BlockedConfig):
     """Each site mixes the embedding, finished blocks' sums and the running block's sum so far.
 
     Attention Residuals, section on Block AttnRes, eq. 5 and 6: a block's first site sees no
-    running sum; the readout mixes the embedding and all block sums.
+    running sum; the readout mixes the embedding and all block sums. Parameters as `FullAttnRes`.
     """
 
-    def build(
-        self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
-    ) -> RoutedPolicy:
-        """Make the policy; `query` and `key_gain` are (K * L + 1, D)."""
-        return _reset(
-            RoutedPolicy(self, self.blocks(num_layers, len(kinds)), num_layers, dim, kinds)
-        )
+    def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> RoutedPolicy:
+        blocks = self.blocks(num_layers, len(kinds))
+        return RoutedPolicy(self, blocks, num_layers, dim, kinds)
 
 
 @register("delta_attn_res")
@@ -47,7 +41,8 @@ class DeltaAttnRes(RoutedConfig):
     """The plain sum stays; a read adds to it a mix of earlier updates, or of block sums.
 
     The read of site 0 and the readout are the plain sum. Follows the paper's formula: in its
-    block form the authors' code takes other sources from the third block on.
+    block form the authors' code takes other sources from the third block on. Parameters: `query`
+    and `key_gain` (K * L, D), `gate` (K * L,) where gated.
     """
 
     num_blocks: int | None = None
@@ -60,28 +55,18 @@ class DeltaAttnRes(RoutedConfig):
         if self.num_blocks is not None and self.num_blocks < 1:
             raise UserError(f"num_blocks must be at least 1 or None, got {self.num_blocks}")
 
-    def build(
-        self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
-    ) -> RoutedPolicy:
-        """Make the policy; `query` and `key_gain` are (K * L, D)."""
+    def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> RoutedPolicy:
         if self.num_blocks is None:
             blocks = block_sites(num_layers * len(kinds), 1, 1)
         else:
             blocks = blocks_by_number(self.num_blocks, num_layers, len(kinds))
-        return _reset(
-            RoutedPolicy(
-                self,
-                blocks,
-                num_layers,
-                dim,
-                kinds,
-                sum_name="update" if self.num_blocks is None else "state",
-                embedding_source=self.embedding_source,
-                additive=True,
-            )
+        return RoutedPolicy(
+            self,
+            blocks,
+            num_layers,
+            dim,
+            kinds,
+            sum_name="update" if self.num_blocks is None else "state",
+            embedding_source=self.embedding_source,
+            additive=True,
         )
-
-
-def _reset(policy: RoutedPolicy) -> RoutedPolicy:
-    policy.reset_parameters()
-    return policy

@@ -29,23 +29,32 @@ class ResidualConfig(Variant, ABC):
 
     @property
     def label(self) -> str:
-        """The method's name for people."""
-        return type(self).__name__
+        """The method's name for people, such as `Block AttnRes`."""
+        return type(self).__name__.replace("AttnRes", " AttnRes")
 
-    @abstractmethod
     def build(
         self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
     ) -> "Policy[Any]":
-        """Make the policy for a stack.
+        """Make the policy for a stack, with its initial parameters.
 
         Args:
             num_layers: L, layers of the stack.
             dim: D, width of the stream.
-            kinds: The sublayers of one layer, in order. Sites are numbered `0 .. K * L - 1`.
+            kinds: The K sublayers of one layer, in order. Sites are numbered `0 .. K * L - 1`.
 
         Raises:
             UserError: Sizes below one, or settings that do not fit the stack.
         """
+        for name, value in (("num_layers", num_layers), ("dim", dim), ("len(kinds)", len(kinds))):
+            if value < 1:
+                raise UserError(f"a residual policy needs {name} of at least 1, got {value}")
+        policy = self._build(num_layers, dim, tuple(kinds))
+        policy.reset_parameters()
+        return policy
+
+    @abstractmethod
+    def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> "Policy[Any]":
+        """Make the policy; its parameters may still be unset."""
 
 
 class Policy(nn.Module, ABC, Generic[S]):
@@ -69,14 +78,11 @@ class Policy(nn.Module, ABC, Generic[S]):
         num_sites: K * L.
     """
 
-    def __init__(self, num_layers: int, dim: int, kinds: Sequence[str]) -> None:
+    def __init__(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> None:
         super().__init__()
-        for name, value in (("num_layers", num_layers), ("dim", dim), ("len(kinds)", len(kinds))):
-            if value < 1:
-                raise UserError(f"a residual policy needs {name} of at least 1, got {value}")
         self.num_layers = num_layers
         self.dim = dim
-        self.kinds = tuple(kinds)
+        self.kinds = kinds
         self.num_sites = num_layers * len(self.kinds)
 
     def reset_parameters(self) -> None:

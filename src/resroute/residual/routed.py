@@ -129,7 +129,7 @@ class RoutedPolicy(Policy[RoutedStream]):
         blocks: list[range],
         num_layers: int,
         dim: int,
-        kinds: Sequence[str],
+        kinds: tuple[str, ...],
         *,
         sum_name: str = "state",
         bases: tuple[str, ...] = (),

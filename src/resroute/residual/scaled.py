@@ -1,7 +1,6 @@
 """Methods that keep one running sum: PreNorm, ReZero and LayerScale."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from resroute.config import UserError, register
 from resroute.core import accumulate
-from resroute.residual.base import DEFAULT_KINDS, Policy, ResidualConfig
+from resroute.residual.base import Policy, ResidualConfig
 
 
 class SumStream(NamedTuple):
@@ -46,10 +45,9 @@ class SumPolicy(Policy[SumStream]):
 @register("pre_norm")
 @dataclass(frozen=True, kw_only=True)
 class PreNorm(ResidualConfig):
-    """The plain residual stream, `h <- h + u`."""
+    """The plain residual stream, `h <- h + u`; it has no parameters."""
 
-    def build(self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS) -> "SumPolicy":
-        """Make the policy; it has no parameters."""
+    def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> "SumPolicy":
         return SumPolicy(num_layers, dim, kinds)
 
 
@@ -58,23 +56,19 @@ class PreNorm(ResidualConfig):
 class ReZero(ResidualConfig):
     """`h <- h + alpha_l u`, one scalar a layer, shared by its sublayers (Bachlechner et al. 2020).
 
-    Scalars start at zero, so the stack starts as the identity.
+    Scalars start at zero, so the stack starts as the identity. Parameter: `alpha` (L,).
     """
 
-    def build(
-        self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
-    ) -> "ReZeroPolicy":
-        """Make the policy; `alpha` is (L,)."""
+    def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> "ReZeroPolicy":
         return ReZeroPolicy(num_layers, dim, kinds)
 
 
 class ReZeroPolicy(SumPolicy):
     """Carries out `ReZero`."""
 
-    def __init__(self, num_layers: int, dim: int, kinds: Sequence[str]) -> None:
+    def __init__(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> None:
         super().__init__(num_layers, dim, kinds)
         self.alpha = nn.Parameter(torch.empty(num_layers))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Close every layer."""
@@ -88,7 +82,10 @@ class ReZeroPolicy(SumPolicy):
 @register("layer_scale")
 @dataclass(frozen=True, kw_only=True)
 class LayerScale(ResidualConfig):
-    """`h <- h + scale_s * u`, one gain a channel and site (CaiT, Touvron et al. 2021, eq. 4)."""
+    """`h <- h + scale_s * u`, one gain a channel and site (CaiT, Touvron et al. 2021, eq. 4).
+
+    Parameter: `scale` (K * L, D).
+    """
 
     init: float | None = 1e-4
     """Initial gain. None takes CaiT's depth rule: 0.1 up to 18 layers, 1e-5 up to 24, else 1e-6.
@@ -98,22 +95,20 @@ class LayerScale(ResidualConfig):
         if self.init is not None and not math.isfinite(self.init):
             raise UserError(f"LayerScale needs a finite init, got {self.init}; the default is 1e-4")
 
-    def build(
-        self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS
-    ) -> "LayerScalePolicy":
-        """Make the policy; `scale` is (K * L, D)."""
+    def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> "LayerScalePolicy":
         return LayerScalePolicy(self, num_layers, dim, kinds)
 
 
 class LayerScalePolicy(SumPolicy):
     """Carries out `LayerScale`."""
 
-    def __init__(self, config: LayerScale, num_layers: int, dim: int, kinds: Sequence[str]) -> None:
+    def __init__(
+        self, config: LayerScale, num_layers: int, dim: int, kinds: tuple[str, ...]
+    ) -> None:
         super().__init__(num_layers, dim, kinds)
         by_depth = 0.1 if num_layers <= 18 else 1e-5 if num_layers <= 24 else 1e-6
         self.init = by_depth if config.init is None else config.init
         self.scale = nn.Parameter(torch.empty(self.num_sites, dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set every gain to the initial one."""

@@ -18,7 +18,6 @@ from resroute.core import (
     matching_factor,
     signs,
 )
-from resroute.residual.base import DEFAULT_KINDS
 from resroute.residual.routed import BlockedConfig, RoutedPolicy, RoutedStream, Slot
 
 
@@ -30,6 +29,9 @@ class WAV(BlockedConfig):
     Stated by the paper: the two bases, zero-sum signs, a negative detail bias of -2, detached RMS
     matching with a maximum factor, a readout of sums alone. Our choices are fields and are listed
     in docs/methods.md.
+
+    Parameters: those of `FullAttnRes`; `detail_bias` (K * L, number of bases), with one row more
+    where details are in the readout; `basis` (K * L, number of bases) where learned.
     """
 
     bases: tuple[str, ...] = ("phase", "split")
@@ -74,12 +76,13 @@ class WAV(BlockedConfig):
                 f"{self.rho_max}"
             )
 
-    def build(self, num_layers: int, dim: int, kinds: Sequence[str] = DEFAULT_KINDS) -> "WAVPolicy":
-        """Make the policy.
+    @property
+    def label(self) -> str:
+        """WAV, with its bases where they are not the paper's two."""
+        usual = self.bases == ("phase", "split")
+        return "WAV" if usual else f"WAV ({' + '.join(self.bases) or 'no basis'})"
 
-        `query` and `key_gain` are (K * L + 1, D); `detail_bias` (K * L, number of bases), with a
-        row more where details are in the readout; `basis` (K * L, number of bases) where learned.
-        """
+    def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> "WAVPolicy":
         return WAVPolicy(self, num_layers, dim, kinds)
 
 
@@ -91,7 +94,7 @@ def HAARES(**options: Any) -> WAV:  # noqa: N802 - it stands beside the config c
 class WAVPolicy(RoutedPolicy):
     """Carries out `WAV`."""
 
-    def __init__(self, config: WAV, num_layers: int, dim: int, kinds: Sequence[str]) -> None:
+    def __init__(self, config: WAV, num_layers: int, dim: int, kinds: tuple[str, ...]) -> None:
         blocks = config.blocks(num_layers, len(kinds))
         super().__init__(
             config,
@@ -118,7 +121,6 @@ class WAVPolicy(RoutedPolicy):
                 self.register_buffer("detail_bias", bias)
             if config.learn_bases:
                 self.basis = nn.Parameter(torch.empty(self.num_sites, len(config.bases)))
-        self.reset_parameters()
 
     def _check_bases(self, config: WAV) -> None:
         if config.learn_bases and "duplicate" in config.bases:

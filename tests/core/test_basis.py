@@ -1,0 +1,66 @@
+import pytest
+
+from resroute.config import UserError
+from resroute.core import SIGN_RULES, block_sites, sign_rule, signs
+
+LAYER = ("attention", "mlp")
+
+
+def test_phase_is_attention_minus_mlp():
+    assert signs("phase", LAYER * 2) == [1.0, -1.0, 1.0, -1.0]
+    assert signs("phase", ("mlp", "conv", "attention")) == [-1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "kinds", [("attention",), ("attention", "attention", "mlp"), ("conv",) * 4]
+)
+def test_phase_refuses_blocks_in_which_it_is_not_zero_sum(kinds):
+    with pytest.raises(UserError, match="phase basis needs as many attention as mlp"):
+        signs("phase", kinds)
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (1, [0.0]),
+        (2, [1.0, -1.0]),
+        (3, [1.0, 0.0, -1.0]),
+        (6, [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]),
+    ],
+)
+def test_split_is_first_half_minus_second(length, expected):
+    assert signs("split", ("any",) * length) == expected
+
+
+def test_controls():
+    assert signs("duplicate", LAYER * 3) == [1.0] * 6
+    drawn = [signs("random", LAYER * 6, seed) for seed in range(20)]
+    assert all(sorted(row) == [-1.0] * 6 + [1.0] * 6 for row in drawn)
+    assert len({tuple(row) for row in drawn}) > 15
+    assert drawn[3] == signs("random", LAYER * 6, 3)
+    assert sorted(signs("random", ("x",) * 3, 0)) == [-1.0, 0.0, 1.0]
+
+
+def test_unknown_basis_names_a_close_one():
+    with pytest.raises(UserError, match=r"unknown basis 'fase' \(did you mean 'phase'\?\)"):
+        signs("fase", LAYER)
+
+
+def test_a_new_rule_joins_the_registry(monkeypatch):
+    monkeypatch.setitem(SIGN_RULES, "old", SIGN_RULES["split"])
+    try:
+
+        @sign_rule("edges")
+        def edges(kinds, seed):
+            return [1.0] + [0.0] * (len(kinds) - 2) + [-1.0]
+
+        assert signs("edges", LAYER * 2) == [1.0, 0.0, 0.0, -1.0]
+        with pytest.raises(AssertionError, match="registered twice"):
+            sign_rule("edges")(edges)
+    finally:
+        SIGN_RULES.pop("edges", None)
+
+
+def test_block_sites():
+    assert block_sites(7, 2, 3) == [range(0, 6), range(6, 12), range(12, 14)]
+    assert block_sites(2, 3, 2) == [range(0, 6)]
