@@ -160,7 +160,7 @@ def test_missing_things_are_user_errors(make_run, tmp_path):
     with pytest.raises(UserError, match="no UTF-8 at byte 0"):
         read_run(path)
     (path / "metrics.jsonl").unlink()
-    with pytest.raises(UserError, match=r"metrics\.jsonl: this file of a finished run is missing"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: the file is missing"):
         read_run(path)
     (path / "summary.json").unlink()
     with pytest.raises(UserError, match="no finished run here"):

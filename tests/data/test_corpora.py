@@ -264,7 +264,7 @@ def test_damaged_and_missing_files(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"val.bin: is missing; prepare the corpus again"):
         open_corpus(corpus.path)
     (corpus.path / "meta.json").write_text("{")
-    with pytest.raises(UserError, match=r"is damaged .not JSON."):
+    with pytest.raises(UserError, match=r"damaged JSON"):
         open_corpus(corpus.path)
     (corpus.path / "meta.json").unlink()
     with pytest.raises(UserError, match=r"it has no meta.json"):

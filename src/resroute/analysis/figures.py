@@ -2,7 +2,6 @@
 
 import io
 import math
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from resroute.analysis.runs import METHODS, DepthWeights, Run, run_labels
 from resroute.analysis.table import LOSS_UNIT, floor_text
 from resroute.config import UserError
+from resroute.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,17 +135,6 @@ def routed_runs(runs: list[Run]) -> list[Run]:
         if run.depth_weights is not None:
             first.setdefault((label, run.num_layers), run)
     return list(first.values())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, then rename it: readers never see half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written ({error.strerror}); check the folder") from None
 
 
 def smooth(values: list[float]) -> list[float]:

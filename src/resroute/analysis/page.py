@@ -12,11 +12,11 @@ from resroute.analysis.figures import (
     depth_image,
     loss_image,
     routed_runs,
-    write_bytes,
 )
 from resroute.analysis.runs import Run, run_labels
 from resroute.analysis.table import captions, columns, comparison_rows
 from resroute.config import UserError
+from resroute.files import write_bytes
 
 _SAMPLE_LIMIT = 4000
 

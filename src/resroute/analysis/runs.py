@@ -1,7 +1,6 @@
 """Finished runs as values, read from their folders' files and never from logs."""
 
 import dataclasses
-import json
 import math
 import re
 import unicodedata
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resroute.config import UserError
+from resroute.files import read_json, read_json_lines, read_text
 
 # baselines first: the order of rows, legends and panels
 METHODS = (
@@ -125,13 +125,11 @@ def read_run(path: Path) -> Run:
     return Run(
         path=path,
         name=_name(path, path),
-        config=_read_object(path / "config.json"),
+        config=read_json(path / "config.json", _REMEDY),
         metrics=_read_metrics(path / "metrics.jsonl"),
         summary=_read_summary(path / "summary.json"),
         depth_weights=_read_depth_weights(weights_file) if weights_file.is_file() else None,
-        sample=(
-            _printable(_read_text(sample_file, errors="replace")) if sample_file.is_file() else None
-        ),
+        sample=(_printable(read_text(sample_file, _REMEDY)) if sample_file.is_file() else None),
     )
 
 
@@ -208,39 +206,13 @@ def _run_folders(folder: Path) -> list[Path]:
     return [run for p in below if not _SKIPPED.search(p.name) for run in _run_folders(p)]
 
 
-def _read_text(path: Path, *, errors: str = "strict") -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors=errors)
-    except FileNotFoundError:
-        raise UserError(f"{path}: this file of a finished run is missing; {_REMEDY}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: damaged (no UTF-8 at byte {error.start}); {_REMEDY}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check the file") from None
-
-
-def _parse(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise UserError(f"{where}: damaged JSON ({reason}); {_REMEDY}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: damaged (not a JSON object); {_REMEDY}")
-    return value
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return _parse(_read_text(path), str(path))
-
-
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:
     # true and false count as numbers in Python, not in these files
     return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    summary = _read_object(path)
+    summary = read_json(path, _REMEDY)
     version = summary.get("format_version")
     if version != 1:
         raise UserError(
@@ -256,9 +228,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
     records = []
-    for number, line in enumerate(_read_text(path).splitlines(), start=1):
-        where = f"{path} line {number}"
-        record = _parse(line, where)
+    for where, record in read_json_lines(path, _REMEDY):
         if record.get("kind") in ("train", "validation") and not (
             _is(record.get("step"), (int,))
             and _is(record.get("tokens"), (int,))
@@ -270,7 +240,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_depth_weights(path: Path) -> DepthWeights:
-    data = _read_object(path)
+    data = read_json(path, _REMEDY)
     sites, sources, rows = (data.get(key) for key in ("sites", "sources", "weights"))
     names = [*sites, *sources] if isinstance(sites, list) and isinstance(sources, list) else []
     if not (

@@ -6,7 +6,6 @@ of each document is known, and `meta.json`, whose fields are those of `CorpusMet
 """
 
 import dataclasses
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,6 +17,7 @@ from resroute import config
 from resroute.config import UserError
 from resroute.data.text import Separator
 from resroute.data.tokenizer import CharTokenizer
+from resroute.files import read_json
 
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
@@ -200,18 +200,13 @@ def _read_meta(path: Path) -> CorpusMeta:
     if not path.is_dir():
         kind = "is a file, not a folder" if path.exists() else "no such folder"
         raise UserError(f"{path}: {kind}; `resroute data prepare` makes a corpus")
-    try:
-        data = json.loads(file.read_bytes())
-    except FileNotFoundError:
+    if not file.exists():
         raise UserError(
             f"{path}: is no prepared corpus, it has no {META_FILE}; "
             "`resroute data prepare` makes one"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise UserError(f"{file}: is damaged (not JSON); prepare the corpus again") from None
-    version = data.get("format_version") if isinstance(data, dict) else None
+        )
+    data = read_json(file, "prepare the corpus again")
+    version = data.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(
             f"{file}: has format_version {version!r}, this resroute reads {FORMAT_VERSION}; "

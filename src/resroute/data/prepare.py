@@ -7,16 +7,11 @@ never overwritten.
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import itertools
-import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +43,7 @@ from resroute.data.text import (
     text_code_points,
 )
 from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer
+from resroute.files import new_folder, write_json
 
 Fractions = tuple[float, float, float]
 
@@ -109,7 +105,8 @@ def prepare_text(
         return _require_equal(existing, provenance)
     tokenizer = CharTokenizer(survey.symbols)
     reader = TextReader(source, clean=clean, progress=lambda done: report(size + done))
-    with _new_folder(out) as folder:
+    # another process may make the same corpus meanwhile: its own is kept
+    with contextlib.suppress(FileExistsError), new_folder(out) as folder:
         splits = _encode(reader, tokenizer, survey, fractions, folder, where=str(source))
         _write_meta(folder, out.resolve().name, provenance, survey.separator, tokenizer, splits)
     return _require_equal(open_corpus(out), provenance)
@@ -144,7 +141,8 @@ def prepare_storyworld(out: Path, *, seed: int = 0, characters: int = 2_000_000)
     tokenizer = CharTokenizer((*storyworld.ALPHABET, END_OF_TEXT))
     stories = storyworld.stories(seed)
     splits = {}
-    with _new_folder(out) as folder:
+    # another process may make the same corpus meanwhile: its own is kept
+    with contextlib.suppress(FileExistsError), new_folder(out) as folder:
         shares = (characters - 2 * (characters // 20), characters // 20, characters // 20)
         for split, share in zip(SPLITS, shares, strict=True):
             splits[split] = _write_stories(stories, share, tokenizer, folder, split)
@@ -174,7 +172,6 @@ class _SplitWriter(contextlib.AbstractContextManager["_SplitWriter"]):
         self.documents += documents
 
     def finish(self) -> SplitMeta:
-        _flush(self._file)
         return SplitMeta(
             tokens=self.tokens, documents=self.documents, sha256=self._hash.hexdigest()
         )
@@ -270,7 +267,7 @@ def _write_stories(
                 need -= len(story.text) + 1
             writer.write(tokenizer.encode("".join(texts)), documents=len(texts))
         if split != "train":
-            _write(folder / nats_file(split), np.array(nats, dtype="<f8").tobytes())
+            np.array(nats, dtype="<f8").tofile(folder / nats_file(split))
         return writer.finish()
 
 
@@ -294,55 +291,7 @@ def _write_meta(
         splits=SplitsMeta(**splits),
         aligned=aligned,
     )
-    _write(folder / META_FILE, (json.dumps(dataclasses.asdict(meta), indent=1) + "\n").encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        _flush(file)
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `out` where the body succeeds, and is removed otherwise."""
-    out = out.resolve()
-    folder = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-        yield folder
-        _sync_folder(folder)
-        # another process may have made the same corpus meanwhile: its own is kept
-        with _ignored(errno.ENOTEMPTY, errno.EEXIST):
-            folder.rename(out)
-        _sync_folder(out.parent)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _ignored(*numbers: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in numbers:
-            raise
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_json(folder / META_FILE, dataclasses.asdict(meta))
 
 
 def _existing(out: Path) -> Corpus | None:

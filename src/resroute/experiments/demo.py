@@ -6,10 +6,10 @@ from pathlib import Path
 from resroute.analysis import Run, read_run, write_report
 from resroute.data import Corpus
 from resroute.experiments.sample import sample
+from resroute.files import write_text
 from resroute.model import tiny
 from resroute.residual import WAV, BlockAttnRes, PreNorm, ResidualConfig
 from resroute.training import Listener, TrainConfig, load, train
-from resroute.training.files import write_text
 
 METHODS: tuple[ResidualConfig, ...] = (
     PreNorm(),

@@ -155,16 +155,22 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.positions = (
-            nn.Embedding(config.context, config.dim) if config.position == "learned" else None
-        )
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        device = torch.get_default_device()
+        # torch's own first draws would cost time and move the generator
+        with torch.device("meta"):
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
+            self.positions = (
+                nn.Embedding(config.context, config.dim) if config.position == "learned" else None
+            )
+            self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+            self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+            self.head = (
+                None
+                if config.tie_embeddings
+                else nn.Linear(config.dim, config.vocab_size, bias=False)
+            )
+        self.to_empty(device=device)
         self.policy = config.residual.build(config.num_layers, config.dim)
-        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.head = (
-            None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
-        )
         self.init_weights()
 
     @torch.no_grad()

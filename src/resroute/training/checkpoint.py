@@ -13,9 +13,9 @@ from torch import Tensor
 
 from resroute.config import UserError, from_dict, to_dict
 from resroute.data import CharTokenizer
+from resroute.files import new_folder, read_json, write_json
 from resroute.model import GPT
 from resroute.training.config import TrainConfig
-from resroute.training.files import read_json, sync, write_json
 
 FORMAT_VERSION = 1
 KEPT = 2
@@ -42,34 +42,25 @@ def save(
 ) -> Path:
     """Write `step_000500` below a run's checkpoint folder, then drop all but the latest two."""
     target = folder / f"step_{checkpoint.step:06d}"
-    temporary = folder / f".{target.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    # a resumed run comes by the same step again, with the same weights
+    shutil.rmtree(target, ignore_errors=True)
     # safetensors wants plain, contiguous memory
     model = {name: tensor.contiguous() for name, tensor in checkpoint.model.items()}
-    save_file(model, temporary / "model.safetensors")
-    save_file(
-        {**checkpoint.optimizer, "random_state": checkpoint.random_state},
-        temporary / "optimizer.safetensors",
-    )
-    write_json(
-        temporary / "state.json",
-        {
-            "format_version": FORMAT_VERSION,
-            "step": checkpoint.step,
-            "best_validation_loss": checkpoint.best_validation_loss,
-            "seconds": checkpoint.seconds,
-            "config": to_dict(config),
-            "tokenizer": tokenizer.to_dict(),
-        },
-    )
-    for name in _FILES:
-        sync(temporary / name)
-    if target.exists():
-        # a resumed run that comes by the same step again: the same weights
-        shutil.rmtree(target)
-    temporary.replace(target)
-    sync(folder)
+    state = {**checkpoint.optimizer, "random_state": checkpoint.random_state}
+    with new_folder(target) as new:
+        save_file(model, new / "model.safetensors")
+        save_file(state, new / "optimizer.safetensors")
+        write_json(
+            new / "state.json",
+            {
+                "format_version": FORMAT_VERSION,
+                "step": checkpoint.step,
+                "best_validation_loss": checkpoint.best_validation_loss,
+                "seconds": checkpoint.seconds,
+                "config": to_dict(config),
+                "tokenizer": tokenizer.to_dict(),
+            },
+        )
     for old in _complete(folder)[:-KEPT]:
         shutil.rmtree(old)
     return target

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from resroute.config import UserError
 from resroute.data import Floor
+from resroute.files import read_json_lines, write_text
 
 
 class Listener:
@@ -45,30 +45,24 @@ class MetricsFile:
     def append(self, record: dict[str, Any]) -> None:
         """Add a line."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.write(_line(record))
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines; a torn last line, as a kill leaves it, is left out."""
         if not self.path.exists():
             return []
-        records = []
-        lines = self.path.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, start=1):
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                if number == len(lines):
-                    break
-                raise UserError(f"{self.path}, line {number}: not valid JSON") from error
-        return records
+        lines = read_json_lines(self.path, "start over with --fresh", may_be_torn=True)
+        return [record for _, record in lines]
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Drop what was reported after `step`; return the rest."""
         kept = [record for record in self.read() if record["step"] <= step]
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_text("".join(json.dumps(r, allow_nan=False) + "\n" for r in kept))
-        temporary.replace(self.path)
+        write_text(self.path, "".join(_line(record) for record in kept))
         return kept
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
 
 
 class PeakMemory:

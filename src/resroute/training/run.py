@@ -6,9 +6,9 @@ from typing import Any
 
 from resroute.config import UserError, differences, from_dict, to_dict
 from resroute.data import Corpus
+from resroute.files import read_json, write_json
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
-from resroute.training.files import read_json, write_json
 from resroute.training.metrics import MetricsFile
 
 FORMAT_VERSION = 1

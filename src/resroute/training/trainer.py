@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from resroute.config import UserError
 from resroute.data import Corpus, EvaluationSet, evaluation_windows, open_corpus, training_batch
+from resroute.files import write_json
 from resroute.model import GPT
 from resroute.residual.diagnostics import depth_map
 from resroute.training import checkpoint
@@ -21,7 +22,6 @@ from resroute.training.device import (
     describe_device,
     environment,
 )
-from resroute.training.files import write_json
 from resroute.training.metrics import Listener, PeakMemory
 from resroute.training.optim import learning_rate, make_optimizer
 from resroute.training.run import FORMAT_VERSION, RunFolder, claim

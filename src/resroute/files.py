@@ -1,0 +1,168 @@
+"""Files that are there whole or not at all, and JSON that is read strictly."""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from resroute.config import UserError
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    # Windows cannot open a folder; its renames need no such flush
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, flush it, and rename it.
+
+    Raises:
+        UserError: The folder does not take it; what was at `path` stays as it was.
+    """
+    temporary = _temporary(path)
+    try:
+        temporary.write_bytes(data)
+        flush(temporary)
+        temporary.replace(path)
+        flush(path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON, as `write_bytes` does."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, which takes its place where the body succeeds.
+
+    Everything in it is flushed first. Where the body fails, nothing is left behind.
+
+    Raises:
+        FileExistsError: `path` has files by now.
+        UserError: The folder cannot be written.
+    """
+    # a link stays a link: the folder behind it is made
+    path = path.resolve()
+    folder = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        yield folder
+        for file in folder.iterdir():
+            flush(file)
+        flush(folder)
+        _take_place(folder, path)
+        flush(path.parent)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_place(folder: Path, path: Path) -> None:
+    # Windows does not rename over an empty folder; elsewhere this is one step
+    if os.name == "nt" and path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+    try:
+        folder.rename(path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise FileExistsError(path) from None
+        raise
+
+
+def read_text(path: Path, remedy: str) -> str:
+    """Read UTF-8; `remedy` says in the error what to do.
+
+    Raises:
+        UserError: The file is missing, unreadable or not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: the file is missing; {remedy}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: damaged (no UTF-8 at byte {error.start}); {remedy}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+
+
+def parse_object(text: str, where: str, remedy: str) -> dict[str, Any]:
+    """Read one JSON object.
+
+    Raises:
+        UserError: Not JSON, or not an object; `where` and `remedy` say where and what to do.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise UserError(f"{where}: damaged JSON ({reason}); {remedy}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: damaged (not a JSON object); {remedy}")
+    return value
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a file that holds one JSON object; errors as `read_text` and `parse_object`."""
+    return parse_object(read_text(path, remedy), str(path), remedy)
+
+
+def read_json_lines(
+    path: Path, remedy: str, *, may_be_torn: bool = False
+) -> list[tuple[str, dict[str, Any]]]:
+    """Read a file of one JSON object a line.
+
+    Args:
+        path: The file.
+        remedy: What to do where it is damaged.
+        may_be_torn: Leave out a damaged last line, as a kill leaves it.
+
+    Returns:
+        Each object after the words that name its line in errors.
+    """
+    lines = read_text(path, remedy).splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        where = f"{path} line {number}"
+        try:
+            records.append((where, parse_object(line, where, remedy)))
+        except UserError:
+            if not (may_be_torn and number == len(lines)):
+                raise
+    return records
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be written ({error.strerror}); check the folder")
