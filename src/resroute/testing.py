@@ -1,14 +1,31 @@
-"""Helpers for tests of residual methods: ours, and those of people who write their own."""
+"""Helpers for tests: of our residual methods, and of those that people write themselves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from resroute.config import fingerprint
 from resroute.core import inverse_rms
-from resroute.residual import Policy
+from resroute.data import prepare_storyworld
+from resroute.model import GPTConfig
+from resroute.residual import (
+    HAARES,
+    WAV,
+    BlockAttnRes,
+    DeltaAttnRes,
+    FullAttnRes,
+    LayerScale,
+    Policy,
+    PreNorm,
+    ResidualConfig,
+    ReZero,
+)
+from resroute.training import TrainConfig, train
+from resroute.training.metrics import MetricsFile
 
 PARITY_EPS = 1e-6
 
@@ -57,3 +74,53 @@ def randomise(policy: Policy[Any], *, seed: int = 0, std: float = 0.5) -> None:
 
 def _sorted_parameters(policy: Policy[Any]) -> Iterator[tuple[str, Tensor]]:
     yield from sorted(policy.named_parameters())
+
+
+GOLDEN: dict[str, ResidualConfig] = {
+    "pre_norm": PreNorm(),
+    "re_zero": ReZero(),
+    "layer_scale": LayerScale(),
+    "full_attn_res": FullAttnRes(),
+    "block_attn_res": BlockAttnRes(num_blocks=2),
+    "block_attn_res-gated": BlockAttnRes(num_blocks=2, gated=True),
+    "delta_attn_res": DeltaAttnRes(),
+    "delta_attn_res-blocks": DeltaAttnRes(num_blocks=2),
+    "wav": WAV(num_blocks=2),
+    "wav-haares": HAARES(num_blocks=2),
+    "wav-learned": WAV(num_blocks=2, learn_bases=True, details_in_readout=True),
+}
+"""Methods whose first losses are kept in tests/golden/losses.json."""
+
+
+def golden_losses(residual: ResidualConfig, folder: Path) -> list[float]:
+    """Training losses of ten float32 steps of a small model on the CPU.
+
+    Args:
+        residual: The method.
+        folder: Where the corpus and the run go; the corpus is reused.
+    """
+    corpus = prepare_storyworld(folder / "corpus", characters=20_000)
+    model = GPTConfig(
+        vocab_size=corpus.tokenizer.vocab_size,
+        context=64,
+        num_layers=4,
+        num_heads=2,
+        dim=32,
+        residual=residual,
+    )
+    config = TrainConfig(
+        model=model,
+        data=str(corpus.path),
+        out=str(folder / fingerprint(model)),
+        steps=10,
+        batch_size=4,
+        learning_rate=1e-2,
+        warmup_steps=2,
+        evaluation_windows=1,
+        log_every=1,
+        precision="float32",
+        device="cpu",
+    )
+    summary = train(config, fresh=True)
+    records = MetricsFile(Path(summary["path"]) / "metrics.jsonl").read()
+    return [record["loss"] for record in records if record["kind"] == "train"]

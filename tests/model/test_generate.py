@@ -119,6 +119,17 @@ def test_most_of_a_continuation_is_encoded_once(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [6, 1, 1, 5, 1, 1, 1, 5, 1]
 
 
+# dynamo asks every tensor for its gradient, and torch warns where that is not a leaf
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_models_generate_the_same() -> None:
+    model, prompts = random_model(context=32), torch.tensor([[1, 2], [3, 4]])
+    expected = generate(model, prompts, 40, seed=0)
+    torch._dynamo.reset()
+    model.compile(backend="eager")
+    assert torch.equal(generate(model, prompts, 40, seed=0), expected)
+    torch._dynamo.reset()
+
+
 def test_draws_follow_the_models_probabilities(lottery: GPT) -> None:
     torch.testing.assert_close(frequencies(lottery), LAW, rtol=0, atol=0.015)
 

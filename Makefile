@@ -1,0 +1,57 @@
+# Every target makes the virtual environment and installs what it needs first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DATA ?= storyworld
+ARGS ?=
+
+.PHONY: help setup demo test test-all check golden clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      train three methods on generated stories and compare them (DATA=file.txt for your text)"
+	@echo "make test      run the tests, with coverage"
+	@echo "make check     formatting, lint, types, import rules"
+	@echo "make setup     the environment that test and check use"
+	@echo "make test-all  the tests, slow ones too"
+	@echo "make golden    write the golden losses anew (a change of maths: say why)"
+	@echo "make clean     remove caches and build outputs; data, runs and the environment stay"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else "resroute needs Python 3.11 or newer, $(PYTHON) is %d.%d; name another with PYTHON=" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade --constraint constraints.txt pip
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[report]'
+	@command -v c++ >/dev/null || echo "no C++ compiler found: torch.compile is not available, all else works"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --group dev
+	@touch $@
+
+setup: $(VENV)/.dev
+
+demo: $(VENV)/.installed
+	$(BIN)/resroute demo --data '$(DATA)' $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term $(ARGS)
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+golden: $(VENV)/.dev
+	$(BIN)/python scripts/golden.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage coverage.xml
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,139 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import resroute as rr
+from resroute.training import checkpoint
+
+
+@pytest.fixture
+def run(make_config):
+    return Path(rr.train(make_config(steps=2))["path"])
+
+
+@pytest.fixture
+def newest(run):
+    return run / "checkpoints" / "step_000002"
+
+
+def test_load_gives_back_model_tokenizer_and_config(make_config, run, cheap_corpus):
+    model, tokenizer, config = rr.load(run)
+    assert tokenizer == cheap_corpus.tokenizer
+    assert config == make_config(steps=2)
+    assert not model.training
+    saved = load_file(run / "checkpoints" / "step_000002" / "model.safetensors")
+    assert model.state_dict().keys() == saved.keys()
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+
+
+def test_load_takes_a_checkpoint_folder(make_config):
+    run = Path(rr.train(make_config(steps=4))["path"])
+    older, _, _ = rr.load(run / "checkpoints" / "step_000002")
+    newest, _, _ = rr.load(str(run))
+    assert not torch.equal(older.embedding.weight, newest.embedding.weight)
+
+
+def test_tied_embeddings_are_saved_once(make_config):
+    run = Path(rr.train(make_config(steps=1, model={"tie_embeddings": True}))["path"])
+    saved = load_file(run / "checkpoints" / "step_000001" / "model.safetensors")
+    assert "head.weight" not in saved
+    model, _, _ = rr.load(run)
+    assert torch.equal(model.embedding.weight, saved["embedding.weight"])
+
+
+def edit(path, change):
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("norm.weight"), r"step_000002 lacks norm\.weight; use another"),
+        (lambda t: (t.pop("norm.weight"), t.pop("head.weight")), r"lacks norm\.weight and 1 more"),
+        (lambda t: t.update(x=torch.ones(1)), "has an unknown weight x"),
+        (lambda t: t.update({"norm.weight": torch.ones(3)}), r"shape \(3,\), the configuration"),
+        (lambda t: t["norm.weight"].fill_(torch.nan), r"norm\.weight has non-finite values"),
+        (lambda t: t["policy.query"].fill_(torch.inf), r"policy\.query has non-finite values"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(run, newest, change, message):
+    edit(newest / "model.safetensors", change)
+    with pytest.raises(ValueError, match=message) as error:
+        rr.load(run)
+    assert str(error.value).count("\n") == 0
+
+
+def test_damaged_files_are_refused(run, newest):
+    whole = (newest / "model.safetensors").read_bytes()
+    (newest / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"model\.safetensors: damaged or truncated"):
+        rr.load(run)
+    (newest / "state.json").write_text("{")
+    with pytest.raises(ValueError, match=r"state\.json: damaged JSON"):
+        rr.load(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(format_version=2), "format version 2 is not 1"),
+        (lambda s: s.pop("step"), "incomplete"),
+        (lambda s: s["config"].update(stepz=1), r"unknown field 'stepz' \(did you mean 'steps'"),
+        (lambda s: s["config"]["model"].update(dim=13), "dim must be divisible by num_heads"),
+        (lambda s: s["tokenizer"].update(type="bytes"), "tokenizer"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(run, newest, change, message):
+    state = json.loads((newest / "state.json").read_text())
+    change(state)
+    (newest / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=message):
+        rr.load(run)
+
+
+def test_an_older_state_without_new_fields_still_loads(run, newest):
+    state = json.loads((newest / "state.json").read_text())
+    del state["config"]["model"]["residual"]["basis_seed"]
+    del state["config"]["compile"]
+    (newest / "state.json").write_text(json.dumps(state))
+    assert rr.load(run)[2].compile is False
+
+
+def test_half_written_checkpoints_are_passed_over(run, newest):
+    half = newest.with_name("step_000099")
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"")
+    assert checkpoint.latest(run / "checkpoints") == newest
+    (newest / "state.json").unlink()
+    # the earlier one is gone too: two are kept, and the run had one
+    with pytest.raises(ValueError, match="has no complete checkpoint"):
+        rr.load(run)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(ValueError, match="nowhere does not exist; name a run folder"):
+        rr.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="has no complete checkpoint"):
+        rr.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("norm.weight|exp_avg"), r"exp_avg of norm\.weight is missing"),
+        (lambda t: t.update({"norm.weight|exp_avg": torch.ones(2)}), "missing or misshapen"),
+        (lambda t: t.update({"x|step": torch.ones(())}), r"unknown optimizer state x\|step"),
+        (lambda t: t.pop("random_state"), "no random_state"),
+    ],
+)
+def test_an_optimizer_that_does_not_fit_is_refused(make_config, change, message):
+    config = make_config()
+    rr.train(config, stop_at=2)
+    edit(Path(config.out, "checkpoints/step_000002/optimizer.safetensors"), change)
+    with pytest.raises(ValueError, match=message):
+        rr.train(config, resume=True)

@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from resroute.training import device
+
+
+def test_names_of_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert device.choose_device("auto") == torch.device("cpu")
+    assert device.choose_device("cpu") == torch.device("cpu")
+    for name in ("cuda", "cuda:1", "mps"):
+        with pytest.raises(
+            ValueError, match=f"device '{name}' was asked for, but torch finds none"
+        ):
+            device.choose_device(name)
+    with pytest.raises(ValueError, match=r"unknown device 'cdua' \(did you mean 'cuda'\?\)"):
+        device.choose_device("cdua")
+    with pytest.raises(ValueError, match="device 'meta' is not supported"):
+        device.choose_device("meta")
+
+
+def test_auto_prefers_cuda_then_mps(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.choose_device("auto") == torch.device("mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert device.choose_device("auto") == torch.device("cuda")
+    with pytest.raises(ValueError, match="there are 1 CUDA devices"):
+        device.choose_device("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx", "expected"),
+    [(True, False, torch.bfloat16), (False, True, torch.bfloat16), (False, False, torch.float32)],
+)
+def test_auto_takes_bfloat16_where_the_cpu_has_it(monkeypatch, amx, avx, expected):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx, raising=False)
+    assert device.choose_precision("auto", cpu) == expected
+    assert device.choose_precision("float32", cpu) == torch.float32
+    assert device.choose_precision("bfloat16", cpu) == torch.bfloat16
+
+
+def test_the_environment_names_versions_and_no_place(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/home/somebody/bin/resroute", "train", "/home/somebody/x"])
+    found = device.environment(torch.device("cpu"), torch.float32)
+    assert found["command"] == ["resroute", "train", "x"]
+    assert found["torch"] == torch.__version__
+    assert found["precision"] == "float32"
+    assert "somebody" not in str(found)
