@@ -114,7 +114,7 @@ def golden_losses(residual: ResidualConfig, folder: Path) -> list[float]:
         out=str(folder / fingerprint(model)),
         steps=10,
         batch_size=4,
-        learning_rate=1e-2,
+        learning_rate=3e-2,
         warmup_steps=2,
         evaluation_windows=1,
         log_every=1,

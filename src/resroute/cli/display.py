@@ -31,7 +31,7 @@ class Display(Listener):
         self.is_live = self.console.is_terminal
         self.progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=18),
+            BarColumn(bar_width=10),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[losses]}"),
             TimeRemainingColumn(compact=True),
@@ -41,7 +41,7 @@ class Display(Listener):
         self.task: TaskID | None = None
         self.label = ""
         self.total = 0
-        self.floor = ""
+        self.floor: Floor | None = None
         self.latest: dict[str, dict[str, Any]] = {}
         self.said = 0.0
 
@@ -65,9 +65,7 @@ class Display(Listener):
         """Open a bar."""
         self.label, self.total, self.latest = label, total, {}
         self.said = time.monotonic()
-        self.floor = ""
-        if floor is not None:
-            self.floor = f"floor {floor.nats:.3f}" + ("" if floor.exact else " (lower bound)")
+        self.floor = floor
         self.task = self.progress.add_task(label, completed=step, total=total, losses="")
 
     def record(self, record: dict[str, Any]) -> None:
@@ -75,7 +73,7 @@ class Display(Listener):
         self.latest[record["kind"]] = record
         if self.is_live:
             if self.task is not None:
-                self.progress.update(self.task, losses=self._losses())
+                self.progress.update(self.task, losses=self._losses(short=True))
             return
         is_due = time.monotonic() - self.said >= _PLAIN_INTERVAL
         if record["kind"] == "validation" or is_due:
@@ -87,18 +85,22 @@ class Display(Listener):
         if self.task is not None:
             self.progress.update(self.task, completed=step)
 
-    def _losses(self) -> str:
+    def _losses(self, *, short: bool = False) -> str:
+        """The latest numbers; the short form keeps a bar within 80 columns."""
         parts = []
         train, validation = self.latest.get("train"), self.latest.get("validation")
         if train:
             parts.append(f"loss {train['loss']:.3f}")
         if validation:
             parts.append(f"val {validation['loss']:.3f}")
-        if self.floor:
-            parts.append(self.floor)
+        if self.floor is not None:
+            nats = f"{self.floor.nats:.3f}"
+            bound = f">={nats}" if short else f"{nats} (lower bound)"
+            parts.append(f"floor {nats if self.floor.exact else bound}")
         if train:
-            parts.append(f"{train['tokens_per_second']:,.0f} tok/s")
-        return "  ".join(parts)
+            speed = train["tokens_per_second"]
+            parts.append(f"{speed / 1000:.1f}k/s" if short else f"{speed:,.0f} tok/s")
+        return (" " if short else "  ").join(parts)
 
 
 @contextmanager
