@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DATA ?= storyworld
 ARGS ?=
 
-.PHONY: help setup demo test test-all check golden clean
+.PHONY: help setup demo test test-all check golden bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make setup     the environment that test and check use"
 	@echo "make test-all  the tests, slow ones too"
 	@echo "make golden    write the golden losses anew (a change of maths: say why)"
+	@echo "make bench     time a training step of each method against PreNorm"
 	@echo "make clean     remove caches and build outputs; data, runs and the environment stay"
 
 $(BIN)/python:
@@ -51,6 +52,9 @@ check: $(VENV)/.dev
 
 golden: $(VENV)/.dev
 	$(BIN)/python scripts/golden.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/step.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage coverage.xml

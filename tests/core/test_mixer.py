@@ -131,3 +131,10 @@ def test_autocast_changes_no_bit():
         mix = depth_mix(sources_of(values), cast)
     assert torch.equal(cast, plain)
     assert torch.equal(mix, depth_mix(sources_of(values), plain))
+
+
+def test_the_meta_device_gives_shapes():
+    values = [torch.empty(2, 3, 4, device="meta") for _ in range(3)]
+    weights = depth_weights(sources_of(values), values[0][0, 0], None, [None] * 3)
+    assert weights.shape == (3, 2, 3)
+    assert depth_mix(sources_of(values), weights).is_meta

@@ -51,3 +51,14 @@ def test_the_environment_names_versions_and_no_place(monkeypatch):
     assert found["torch"] == torch.__version__
     assert found["precision"] == "float32"
     assert "somebody" not in str(found)
+
+
+def test_the_compiler_that_torch_would_take(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not device.has_cpp_compiler()
+    tool = tmp_path / "my-compiler"
+    tool.write_text("")
+    tool.chmod(0o755)
+    monkeypatch.setenv("CXX", "my-compiler")
+    assert device.has_cpp_compiler()

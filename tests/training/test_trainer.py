@@ -313,3 +313,24 @@ def test_one_batch_can_be_learnt_by_heart(cheap_corpus):
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.05
+
+
+def test_without_a_compiler_a_compiled_run_says_so_and_goes_on(make_config, monkeypatch):
+    monkeypatch.setattr("resroute.training.trainer.has_cpp_compiler", lambda: False)
+    said = []
+
+    class Ear(rr.Listener):
+        def message(self, text):
+            said.append(text)
+
+    compiled = rr.train(make_config(out="a", compile=True), listener=Ear())
+    assert "no C++ compiler found: sublayers run uncompiled" in said
+    plain = rr.train(make_config(out="b"))
+    assert compiled["validation_loss"] == plain["validation_loss"]
+
+
+@pytest.mark.slow
+def test_a_compiled_run_stays_near_the_plain_one(make_config):
+    compiled = rr.train(make_config(out="a", compile=True))
+    plain = rr.train(make_config(out="b"))
+    assert compiled["validation_loss"] == pytest.approx(plain["validation_loss"], abs=1e-4)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from resroute.analysis.runs import METHODS, DepthWeights, Run, run_labels
 from resroute.analysis.table import LOSS_UNIT, floor_text
 from resroute.config import UserError
+from resroute.core import SIGN_RULES
 from resroute.files import write_bytes
 
 if TYPE_CHECKING:
@@ -22,13 +23,12 @@ Format = Literal["png", "svg"]
 
 # Okabe and Ito's palette, told apart with any colour vision; grey stands for methods not listed
 _PALETTE = ("#000000", "#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00")
-COLOURS = dict(zip(METHODS, _PALETTE, strict=True))
-_MARKERS = dict(zip(METHODS, "oPXDs^v", strict=True))
+COLOURS = {method: _PALETTE[i % len(_PALETTE)] for i, method in enumerate(METHODS)}
+_MARKERS = {method: "oPXDs^v"[i % 7] for i, method in enumerate(METHODS)}
 _UNKNOWN_COLOUR = "#7F7F7F"
 # dashed is the floor's
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (8, 1, 1, 1, 1, 1)))
 
-_DETAILS = {"phase", "split", "duplicate", "random"}
 _DETAIL_COLOUR = "#B34700"
 
 _STYLE: dict[Any, Any] = {
@@ -284,7 +284,7 @@ def _draw_map(axes: "Axes", maps: DepthWeights) -> Any:
     shown = _thinned(len(maps.sources), most=22)
     axes.set_xticks(shown, labels=[_plain(maps.sources[i]) for i in shown], rotation=90)
     for tick in axes.get_xticklabels():
-        if _DETAILS & set(tick.get_text().split()):
+        if SIGN_RULES.keys() & set(tick.get_text().split()):
             tick.set_color(_DETAIL_COLOUR)
     axes.set_xlabel("source")
     axes.set_ylabel("site")

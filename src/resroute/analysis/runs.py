@@ -9,19 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from resroute.config import UserError
+from resroute.config import UserError, variants
 from resroute.files import read_json, read_json_lines, read_text
+from resroute.residual import ResidualConfig
 
-# baselines first: the order of rows, legends and panels
-METHODS = (
-    "pre_norm",
-    "re_zero",
-    "layer_scale",
-    "full_attn_res",
-    "block_attn_res",
-    "delta_attn_res",
-    "wav",
-)
+METHODS = tuple(variants(ResidualConfig))
+"""Methods in the order of rows, legends and panels: as they are registered, baselines first."""
 
 _REMEDY = "run it again with --fresh, or remove its folder"
 

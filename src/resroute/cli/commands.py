@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 METHODS: dict[str, Callable[..., ResidualConfig]] = {
-    **{name.replace("_", "-"): variants(ResidualConfig)[name] for name in analysis.METHODS},
+    **{name.replace("_", "-"): method for name, method in variants(ResidualConfig).items()},
     "haares": HAARES,
 }
 """Methods by the name that `--method` takes."""

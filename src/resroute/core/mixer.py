@@ -4,6 +4,7 @@ S depth sources, D width. `*batch` stands for any leading axes, normally B batch
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -50,12 +51,18 @@ def depth_weights(
     dtype = compute_dtype(sources[0].value.dtype)
     key = (query if key_gain is None else query * key_gain).to(dtype)
     logits = []
-    # autocast would take the products in bfloat16
-    with torch.autocast(key.device.type, enabled=False):
+    with _without_autocast(key.device.type):
         for source, bias in zip(sources, biases, strict=True):
             logit = source.inverse_rms * (source.value.to(dtype) @ key)
             logits.append(logit if bias is None else logit + bias.to(dtype))
     return torch.stack(logits).softmax(0)
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    # it would take the products in bfloat16; the meta device has none
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def depth_mix(

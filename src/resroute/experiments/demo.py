@@ -44,7 +44,6 @@ def demo_configs(
             warmup_steps=min(20, steps),
             seed=seed,
             evaluate_every=max(1, steps // 5),
-            evaluation_windows=32,
             log_every=max(1, steps // 30),
             checkpoint_every=max(1, steps // 3),
             precision="float32",

@@ -24,7 +24,7 @@ def paper(
         num_layers=num_layers,
         num_heads=8,
         dim=512,
-        residual=residual or WAV(num_blocks=4),
+        residual=residual or WAV(),
     )
 
 
@@ -42,7 +42,7 @@ def small(
         num_layers=num_layers,
         num_heads=4,
         dim=128,
-        residual=residual or WAV(num_blocks=4),
+        residual=residual or WAV(),
     )
 
 
@@ -60,7 +60,7 @@ def tiny(
         num_layers=num_layers,
         num_heads=3,
         dim=48,
-        residual=residual or WAV(num_blocks=4),
+        residual=residual or WAV(),
     )
 
 

@@ -1,6 +1,8 @@
 """Where and in which precision a run computes, and what machine that is."""
 
+import os
 import platform
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -57,6 +59,12 @@ def _cpu_has_bfloat16() -> bool:
     # torch has no public question for these instructions in every version that we take
     questions = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return any(getattr(torch.cpu, name, bool)() for name in questions)
+
+
+def has_cpp_compiler() -> bool:
+    """Whether torch.compile finds the compiler that it needs on CPUs."""
+    usual = {"Darwin": "clang++", "Windows": "cl"}.get(platform.system(), "g++")
+    return shutil.which(os.environ.get("CXX", usual)) is not None
 
 
 def describe_device(device: torch.device) -> str:

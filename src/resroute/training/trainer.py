@@ -21,6 +21,7 @@ from resroute.training.device import (
     choose_precision,
     describe_device,
     environment,
+    has_cpp_compiler,
 )
 from resroute.training.metrics import Listener, PeakMemory
 from resroute.training.optim import learning_rate, make_optimizer
@@ -106,7 +107,9 @@ class Trainer:
         self.earlier_seconds = 0.0
         self.started = time.perf_counter()
         self._resume()
-        if config.compile:
+        if config.compile and device.type == "cpu" and not has_cpp_compiler():
+            listener.message("no C++ compiler found: sublayers run uncompiled")
+        elif config.compile:
             self.model.compile(dynamic=False)
 
     def fit(self, stop_at: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""The README's code runs, and what the documents name exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from resroute.cli.parser import make_parser, parse
+from resroute.config import variants
+from resroute.residual import ResidualConfig
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    code = blocks(ROOT / "README.md", "python")
+    assert len(code) >= 5
+    namespace = {}
+    for block in code:
+        exec(compile(block, "README.md", "exec"), namespace)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_ones_that_we_parse(page):
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["resroute"] and not {"--help", "--version"} & set(words):
+                assert parse(make_parser(), words[1:]).run is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#]+)\)", prose):
+        assert not target.startswith("http") or "arxiv.org" in target
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_every_method_is_in_the_readme_and_in_the_maths():
+    for page in (ROOT / "README.md", ROOT / "docs" / "methods.md"):
+        text = page.read_text()
+        for method in variants(ResidualConfig).values():
+            assert f"`{method.__name__}" in text, (page.name, method.__name__)
+
+
+def test_make_targets_in_the_documents_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"`make ([a-z-]+)", page.read_text()))
+        assert named <= targets, (page.name, named - targets)
