@@ -5,6 +5,7 @@ import difflib
 import hashlib
 import json
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -104,7 +105,7 @@ def with_overrides(config: T, overrides: Mapping[str, str]) -> T:
         _child(node, last, path)
         try:
             node[last] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             node[last] = text
     return from_dict(type(config), data, where="--set")
 
@@ -153,7 +154,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value not in typing.get_args(hint):
             allowed = ", ".join(repr(choice) for choice in typing.get_args(hint))
-            raise UserError(f"{where}: {value!r} is not one of {allowed}")
+            raise UserError(f"{where}: {_shown(value)} is not one of {allowed}")
         return value
     if origin is tuple:
         return _read_tuple(typing.get_args(hint), value, where)
@@ -180,7 +181,7 @@ def _read_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _read_tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise UserError(f"{where}: needs a list, got {value!r}")
+        raise UserError(f"{where}: needs a list, got {_shown(value)}")
     if len(items) == 2 and items[1] is Ellipsis:
         return tuple(_read(items[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if len(value) != len(items):
@@ -193,13 +194,13 @@ def _read_tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ..
 
 def _read_variant(family: type[Variant], value: Any, where: str) -> Any:
     if not isinstance(value, dict) or "type" not in value:
-        raise UserError(f"{where}: needs an object with a 'type', got {value!r}")
+        raise UserError(f"{where}: needs an object with a 'type', got {_shown(value)}")
     name = value["type"]
-    member = family._members.get(name)
+    member = family._members.get(name) if isinstance(name, str) else None
     if member is None or not issubclass(member, family):
         known = ", ".join(family._members)
         raise UserError(
-            f"{where}: unknown type {name!r}{suggestion(str(name), family._members)}; "
+            f"{where}: unknown type {_shown(name)}{suggestion(str(name), family._members)}; "
             f"known: {known}"
         )
     return _read_fields(member, {k: v for k, v in value.items() if k != "type"}, where)
@@ -207,7 +208,7 @@ def _read_variant(family: type[Variant], value: Any, where: str) -> Any:
 
 def _read_fields(cls: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise UserError(f"{where}: needs an object, got {value!r}")
+        raise UserError(f"{where}: needs an object, got {_shown(value)}")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for name in value:
         if name not in fields:
@@ -216,19 +217,37 @@ def _read_fields(cls: Any, value: Any, where: str) -> Any:
     arguments = {}
     for name, field in fields.items():
         if name in value:
-            arguments[name] = _read(hints[name], value[name], f"{where}.{name}")
+            arguments[name] = _read(hints[name], value[name], _within(where, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise UserError(f"{where}: the field {name!r} is missing")
-    return cls(**arguments)
+    try:
+        return cls(**arguments)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _read_scalar(hint: Any, value: Any, where: str) -> Any:
     assert hint in (bool, int, float, str), f"{hint} cannot be read from JSON"
     if hint is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{where}: needs a finite number, got {_shown(value)}") from None
     if type(value) is not hint:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        raise UserError(f"{where}: needs {words[hint]}, got {value!r}")
+        raise UserError(f"{where}: needs {words[hint]}, got {_shown(value)}")
     if hint is float and not math.isfinite(value):
         raise UserError(f"{where}: needs a finite number, got {value!r}")
     return value
+
+
+def _within(where: str, name: str) -> str:
+    # after an option's name its key follows as people write it
+    return f"{where} {name}" if where.startswith("--") and " " not in where else f"{where}.{name}"
+
+
+def _shown(value: Any) -> str:
+    """A value as errors quote it: on one line, and not longer than a line."""
+    shorten = reprlib.Repr()
+    shorten.maxstring = shorten.maxother = shorten.maxlong = 60
+    return shorten.repr(value)

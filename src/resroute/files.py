@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from resroute.config import UserError
 
 def flush(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
-    # Windows cannot open a folder; its renames need no such flush
-    if path.is_dir() and os.name == "nt":
+    # Windows flushes no folder, and a file only through a handle that may write
+    is_windows = os.name == "nt"
+    if is_windows and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -40,7 +41,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     except OSError as error:
         raise _unwritable(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -50,7 +52,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object as indented JSON, as `write_bytes` does."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # file names may hold lone surrogates; their backslash form is JSON's too
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
@@ -63,8 +67,11 @@ def new_folder(path: Path) -> Iterator[Path]:
         FileExistsError: `path` has files by now.
         UserError: The folder cannot be written.
     """
-    # a link stays a link: the folder behind it is made
-    path = path.resolve()
+    try:
+        # a link stays a link: the folder behind it is made
+        path = path.resolve()
+    except (OSError, RuntimeError):
+        raise UserError(f"{path}: is a link to itself; name another folder") from None
     folder = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,14 +111,7 @@ def read_text(path: Path, remedy: str) -> str:
     Raises:
         UserError: The file is missing, unreadable or not UTF-8.
     """
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: the file is missing; {remedy}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: damaged (no UTF-8 at byte {error.start}); {remedy}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+    return _decode(_read_bytes(path, remedy), str(path), remedy)
 
 
 def parse_object(text: str, where: str, remedy: str) -> dict[str, Any]:
@@ -123,7 +123,9 @@ def parse_object(text: str, where: str, remedy: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        reason = "a number too long" if isinstance(error, ValueError) else "nested too deeply"
+        if isinstance(error, json.JSONDecodeError):
+            reason = error.msg
         raise UserError(f"{where}: damaged JSON ({reason}); {remedy}") from None
     if not isinstance(value, dict):
         raise UserError(f"{where}: damaged (not a JSON object); {remedy}")
@@ -148,16 +150,35 @@ def read_json_lines(
     Returns:
         Each object after the words that name its line in errors.
     """
-    lines = read_text(path, remedy).splitlines()
-    records = []
+    lines = _read_bytes(path, remedy).removesuffix(b"\n").split(b"\n")
+    records: list[tuple[str, dict[str, Any]]] = []
+    if lines == [b""]:
+        return records
     for number, line in enumerate(lines, start=1):
         where = f"{path} line {number}"
         try:
-            records.append((where, parse_object(line, where, remedy)))
+            text = _decode(line, where, remedy)
+            records.append((where, parse_object(text, where, remedy)))
         except UserError:
             if not (may_be_torn and number == len(lines)):
                 raise
     return records
+
+
+def _read_bytes(path: Path, remedy: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: the file is missing; {remedy}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+
+
+def _decode(data: bytes, where: str, remedy: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: damaged (no UTF-8 at byte {error.start}); {remedy}") from None
 
 
 def _temporary(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,10 @@ def train(options: argparse.Namespace) -> None:
 def sample(options: argparse.Namespace) -> None:
     """Print continuations of a prompt, one as it is drawn, several one after the other."""
     device = choose_device(options.device)
-    model, tokenizer, _ = training.load(options.run_folder)
+    with warnings.catch_warnings():
+        # notes on the model's shape were for its training
+        warnings.simplefilter("ignore")
+        model, tokenizer, _ = training.load(options.run_folder)
 
     def write(text: str) -> None:
         print(text, end="", flush=True)
@@ -165,8 +169,10 @@ def _overrides(settings: list[str]) -> dict[str, str]:
     overrides = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if not equals:
-            raise UserError(f"--set {setting}: needs KEY=VALUE, such as residual.rho_max=1")
+        if not (key.isprintable() and key and equals):
+            raise UserError(f"--set {setting!r}: needs KEY=VALUE, such as residual.rho_max=1")
+        if key.removeprefix("model.") in ("residual", "residual.type"):
+            raise UserError(f"--set {key}: the method is chosen with --method")
         # the method is what people set most
         overrides[f"model.{key}" if key.startswith("residual.") else key] = value
     return overrides

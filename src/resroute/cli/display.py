@@ -103,6 +103,11 @@ class Display(Listener):
         return (" " if short else "  ").join(parts)
 
 
+def printable(text: str) -> str:
+    """`text` with escapes for what a terminal would act on or could not show; lines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 @contextmanager
 def byte_progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
     """A bar for work counted in bytes, gone when it is done; None where nobody watches."""

@@ -1,10 +1,14 @@
 """Entry point: runs a command and turns what goes wrong into lines and exit codes."""
 
+import io
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 
+import torch
+
+from resroute.cli.display import printable
 from resroute.cli.parser import make_parser, parse
 from resroute.config import UserError
 
@@ -15,10 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0 where the command did its work, 2 for a mistake that its user can mend (one or two lines
-        on stderr), 130 where it was interrupted. A bug of ours is not caught: it keeps its
-        traceback and exits with 1.
+        0 where the command did its work; 2 for a mistake that its user can mend, or where the
+        system refused a file or memory (one or two lines on stderr); 130 where it was interrupted.
+        A bug of ours is not caught: it keeps its traceback and exits with 1.
     """
+    _make_streams_safe()
     options = parse(make_parser(), sys.argv[1:] if arguments is None else list(arguments))
     try:
         with warnings.catch_warnings():
@@ -26,14 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.run(options)
         sys.stdout.flush()
     except UserError as error:
-        print(f"resroute: {error}", file=sys.stderr)
-        return MISTAKE
+        return _mistake(str(error))
     except KeyboardInterrupt:
         print("resroute: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone; nothing more can be written there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else "reading or writing: "
+        return _mistake(f"{where}{error.strerror or error}; check the path and the disk")
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _mistake("out of memory; use a smaller model, context, batch or count")
     return OK
 
 
@@ -48,3 +59,26 @@ class _Notes:
         if text not in self.said:
             self.said.add(text)
             print(f"resroute: note: {text}", file=sys.stderr)
+
+
+def _mistake(text: str) -> int:
+    print(f"resroute: {printable(text)}", file=sys.stderr)
+    return MISTAKE
+
+
+def _make_streams_safe() -> None:
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # the descriptor is closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            # names may hold what the terminal's encoding cannot
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch has no class of its own for the CPU
+    return any(words in str(error) for words in ("can't allocate memory", "not enough memory"))

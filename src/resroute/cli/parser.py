@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from resroute import __version__
 from resroute.cli import commands
+from resroute.cli.display import printable
+from resroute.cli.values import COUNT, LAYERS, SEED, STEPS, name, number, whole
 from resroute.config import suggestion
 from resroute.model import PRESETS
 
@@ -43,7 +45,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2 and two plain lines."""
-        print(f"{self.prog}: {message}\nsee `{self.prog} --help`", file=sys.stderr)
+        line = printable(message).replace("\n", "\\n")
+        print(f"{self.prog}: {line}\nsee `{self.prog} --help`", file=sys.stderr)
         raise SystemExit(2)
 
     @property
@@ -81,8 +84,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def _command(group: Any, name: str, run: Any, summary: str) -> Parser:
-    parser: Parser = group.add_parser(name, help=summary, description=summary)
+def _command(group: Any, word: str, run: Any, summary: str) -> Parser:
+    parser: Parser = group.add_parser(word, help=summary, description=summary)
     parser.set_defaults(run=run, parser=parser)
     return parser
 
@@ -92,11 +95,13 @@ def _demo(group: Any) -> None:
         group, "demo", commands.demo, "Train PreNorm, Block AttnRes and WAV on equal data; compare."
     )
     add = parser.add_argument
-    add("--data", default="storyworld", metavar="WHAT", help="text file, corpus or storyworld")
-    add("--layers", type=int, default=24, metavar="L", help="layers of each model (24)")
-    add("--steps", type=int, default=150, metavar="N", help="training steps of each (150)")
-    add("--seed", type=int, default=0, metavar="S", help="of weights and batches (0)")
-    add("--out", metavar="DIR", help="folder of runs and report (runs/demo)")
+    _data_option(parser)
+    # two of the models have four blocks
+    layers = whole(4, 10_000)
+    add("--layers", type=layers, default=24, metavar="L", help="layers of each model (24)")
+    add("--steps", type=STEPS, default=150, metavar="N", help="training steps of each (150)")
+    add("--seed", type=SEED, default=0, metavar="S", help="of weights and batches (0)")
+    add("--out", type=name, metavar="DIR", help="folder of runs and report (runs/demo)")
     add("--fresh", action="store_true", help="train again; old runs are kept aside")
     _clean(parser)
 
@@ -108,33 +113,37 @@ def _data(group: Any) -> None:
         inner, "prepare", commands.prepare, "Turn a text file, or storyworld, into a corpus folder."
     )
     add = prepare.add_argument
-    add("source", help="a UTF-8 text file, or storyworld for generated stories")
-    add("--out", metavar="DIR", help="corpus folder to make (data/<name>)")
+    add("source", type=name, help="a UTF-8 text file, or storyworld for generated stories")
+    add("--out", type=name, metavar="DIR", help="corpus folder to make (data/<name>)")
     _clean(prepare)
     add(
         "--separator", default="auto", choices=["auto", "endoftext", "blank-line", "none"],
         metavar="KIND", help="of documents: auto, endoftext, blank-line, none",
     )  # fmt: skip
-    add("--seed", type=int, default=0, metavar="S", help="of storyworld (0)")
-    add("--characters", type=int, default=2_000_000, metavar="N", help="of storyworld (2000000)")
+    add("--seed", type=SEED, default=0, metavar="S", help="of storyworld (0)")
+    size = whole(1, 10**12)
+    add("--characters", type=size, default=2_000_000, metavar="N", help="of storyworld (2000000)")
 
 
 def _train(group: Any) -> None:
     parser = _command(group, "train", commands.train, "Train one model and write its run folder.")
     add = parser.add_argument
-    add("--data", default="storyworld", metavar="WHAT", help="text file, corpus or storyworld")
+    _data_option(parser)
     add("--method", default="wav", metavar="NAME", help=", ".join(commands.METHODS))
-    add("--blocks", type=int, metavar="N", help="depth blocks of block methods (4)")
+    add("--blocks", type=LAYERS, metavar="N", help="depth blocks of block methods (4)")
     add("--preset", default="tiny", choices=PRESETS, metavar="NAME", help="width: %(choices)s")
-    add("--layers", type=int, default=24, metavar="L", help="layers (24)")
-    add("--context", type=int, default=256, metavar="T", help="tokens of a window (256)")
-    add("--steps", type=int, default=1000, metavar="N", help="optimizer steps (1000)")
-    add("--batch", type=int, default=8, metavar="B", help="windows a step (8)")
-    add("--lr", type=float, default=1e-3, metavar="R", help="peak learning rate (0.001)")
-    add("--seed", type=int, default=0, metavar="S", help="of weights and batches (0)")
-    add("--precision", default="auto", metavar="P", help="auto, float32 or bfloat16")
+    add("--layers", type=LAYERS, default=24, metavar="L", help="layers (24)")
+    add("--context", type=COUNT, default=256, metavar="T", help="tokens of a window (256)")
+    add("--steps", type=STEPS, default=1000, metavar="N", help="optimizer steps (1000)")
+    add("--batch", type=COUNT, default=8, metavar="B", help="windows a step (8)")
+    add("--lr", type=number, default=1e-3, metavar="R", help="peak learning rate (0.001)")
+    add("--seed", type=SEED, default=0, metavar="S", help="of weights and batches (0)")
+    add(
+        "--precision", default="auto", choices=["auto", "float32", "bfloat16"],
+        metavar="P", help="auto, float32 or bfloat16",
+    )  # fmt: skip
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
-    add("--out", metavar="DIR", help="run folder (runs/train/<method>-L<layers>-..)")
+    add("--out", type=name, metavar="DIR", help="run folder (runs/train/<method>-L<layers>-..)")
     add("--resume", action="store_true", help="go on with an unfinished run")
     add("--fresh", action="store_true", help="start over; the old run is kept aside")
     add(
@@ -147,15 +156,15 @@ def _train(group: Any) -> None:
 def _sample(group: Any) -> None:
     parser = _command(group, "sample", commands.sample, "Write text with a trained model.")
     add = parser.add_argument
-    add("run_folder", metavar="RUN", help="run folder or checkpoint folder")
+    add("run_folder", type=name, metavar="RUN", help="run folder or checkpoint folder")
     add("--prompt", default="", metavar="TEXT", help="text to continue (start of a document)")
-    add("--tokens", type=int, default=300, metavar="N", help="most tokens to add (300)")
-    add("--count", type=int, default=1, metavar="N", help="texts to write (1)")
-    add("--temperature", type=float, default=0.8, metavar="X", help="0 is greedy (0.8)")
-    add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens")
-    add("--top-p", type=float, metavar="P", help="draw among those that reach probability P")
+    add("--tokens", type=STEPS, default=300, metavar="N", help="most tokens to add (300)")
+    add("--count", type=COUNT, default=1, metavar="N", help="texts to write (1)")
+    add("--temperature", type=number, default=0.8, metavar="X", help="0 is greedy (0.8)")
+    add("--top-k", type=COUNT, metavar="K", help="draw among the K likeliest tokens")
+    add("--top-p", type=number, metavar="P", help="draw among those that reach probability P")
     add("--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable")
-    add("--seed", type=int, default=0, metavar="S", help="of the draws (0)")
+    add("--seed", type=SEED, default=0, metavar="S", help="of the draws (0)")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
 
 
@@ -164,9 +173,16 @@ def _report(group: Any) -> None:
         group, "report", commands.report, "Compare the finished runs in and below a folder."
     )
     add = parser.add_argument
-    add("folder", metavar="DIR", help="where the runs are, such as runs/demo")
-    add("--out", metavar="DIR", help="where to write report.html and figures (DIR itself)")
+    add("folder", type=name, metavar="DIR", help="where the runs are, such as runs/demo")
+    add("--out", type=name, metavar="DIR", help="where to write the page and figures (DIR itself)")
     add("--title", metavar="TEXT", help="heading of the page")
+
+
+def _data_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--data", type=name, default="storyworld",
+        metavar="WHAT", help="text file, corpus or storyworld",
+    )  # fmt: skip
 
 
 def _clean(parser: Parser) -> None:

@@ -20,7 +20,7 @@ CONTEXT = 256
 
 
 def demo_configs(
-    corpus: Corpus, out: Path, *, num_layers: int = 24, steps: int = 150, seed: int = 0
+    corpus: Corpus, out: Path, *, num_layers: int = 24, steps: int = 300, seed: int = 0
 ) -> list[TrainConfig]:
     """One configuration a method, which differ in the method alone.
 
@@ -39,13 +39,13 @@ def demo_configs(
             model=model,
             data=str(corpus.path),
             steps=steps,
-            batch_size=8,
-            learning_rate=4e-3,
-            warmup_steps=min(20, steps),
+            batch_size=4,
+            learning_rate=6e-3,
+            warmup_steps=min(30, steps),
             seed=seed,
-            evaluate_every=max(1, steps // 5),
-            log_every=max(1, steps // 30),
-            checkpoint_every=max(1, steps // 3),
+            evaluate_every=max(1, steps // 6),
+            log_every=max(1, steps // 40),
+            checkpoint_every=max(1, steps // 2),
             precision="float32",
         )
         name = config.run_name(corpus.fingerprint)
