@@ -320,3 +320,10 @@ def test_real_configurations_go_there_and_back(residual: ResidualConfig) -> None
     data = config.to_dict(run)
     assert data["model"]["residual"]["type"] == residual.type_name
     assert config.from_dict(TrainConfig, data) == run
+
+
+def test_a_field_that_lies_deeper_is_pointed_to() -> None:
+    run = TrainConfig(model=tiny(4, vocab_size=5, residual=WAV(num_blocks=2)), data="x")
+    for name, path in (("dropout", "model.dropout"), ("rho_max", "model.residual.rho_max")):
+        with pytest.raises(UserError, match=rf"no field '{name}' \(did you mean '{path}'\?\)"):
+            config.with_overrides(run, {name: "0.1"})

@@ -101,8 +101,8 @@ def with_overrides(config: T, overrides: Mapping[str, str]) -> T:
         *parents, last = path.split(".")
         node: Any = data
         for parent in parents:
-            node = _child(node, parent, path)
-        _child(node, last, path)
+            node = _child(node, parent, path, data)
+        _child(node, last, path, data)
         try:
             node[last] = json.loads(text)
         except (ValueError, RecursionError):
@@ -137,12 +137,25 @@ def fingerprint(config: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _child(node: Any, name: str, path: str) -> Any:
+def _child(node: Any, name: str, path: str, root: Any) -> Any:
     if not isinstance(node, dict) or name not in node or name == "type":
         known = [key for key in node if key != "type"] if isinstance(node, dict) else []
+        elsewhere = [p for p in _paths(root) if name and p.endswith(f".{name}")]
+        close = suggestion(elsewhere[0], elsewhere) if elsewhere else suggestion(name, known)
         listed = f"; it has {', '.join(known)}" if known else ""
-        raise UserError(f"--set {path}: no field {name!r}{suggestion(name, known)}{listed}")
+        raise UserError(f"--set {path}: no field {name!r}{close}{listed}")
     return node[name]
+
+
+def _paths(node: Any, prefix: str = "") -> list[str]:
+    """Dotted names of every field below a JSON value, types left out."""
+    if not isinstance(node, dict):
+        return []
+    names = [key for key in node if key != "type"]
+    return [
+        *(f"{prefix}{key}" for key in names),
+        *(path for key in names for path in _paths(node[key], f"{prefix}{key}.")),
+    ]
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:

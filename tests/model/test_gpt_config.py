@@ -21,11 +21,11 @@ def test_configurations_survive_json(residual: ResidualConfig) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
-        ({"context": 0}, "context must be at least 1, got 0"),
-        ({"num_layers": -1}, "num_layers must be at least 1, got -1"),
-        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
-        ({"dim": 0}, "dim must be at least 1, got 0"),
+        ({"vocab_size": 0}, "vocab_size must be at least 1 and at most .*, got 0"),
+        ({"context": 0}, "context must be at least 1 and at most .*, got 0"),
+        ({"num_layers": -1}, "num_layers must be at least 1 and at most .*, got -1"),
+        ({"num_heads": 0}, "num_heads must be at least 1 and at most .*, got 0"),
+        ({"dim": 0}, "dim must be at least 1 and at most .*, got 0"),
         ({"dim": 32, "num_heads": 5}, "divisible by num_heads, got 32 and 5; try 4 heads"),
         ({"num_heads": 16}, r"even head width, got 16 / 16 = 1; .* position='learned'"),
         ({"num_kv_heads": 3}, "divisible by num_kv_heads, got 4 and 3"),
@@ -33,12 +33,12 @@ def test_configurations_survive_json(residual: ResidualConfig) -> None:
         ({"mlp": "relu"}, "mlp must be 'swiglu' or 'gelu', got 'relu'"),
         ({"position": "alibi"}, "position must be 'rope' or 'learned', got 'alibi'"),
         ({"mlp_ratio": 0.05}, "leave a hidden unit, got 0.05 at dim 16"),
-        ({"mlp_ratio": math.inf}, "mlp_ratio must be finite and .*, got inf"),
-        ({"mlp_ratio": math.nan}, "mlp_ratio must be finite and .*, got nan"),
+        ({"mlp_ratio": math.inf}, "mlp_ratio must be at most 1000 and .*, got inf"),
+        ({"mlp_ratio": math.nan}, "mlp_ratio must be at most 1000 and .*, got nan"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
-        ({"norm_eps": -1e-6}, "norm_eps must be at least 0 and finite, got -1e-06"),
-        ({"norm_eps": math.nan}, "norm_eps must be at least 0 and finite, got nan"),
+        ({"norm_eps": -1e-6}, "norm_eps must be at least 0 and at most 1, got -1e-06"),
+        ({"norm_eps": math.nan}, "norm_eps must be at least 0 and at most 1, got nan"),
     ],
 )
 def test_impossible_shapes_are_refused(options: dict[str, Any], message: str) -> None:

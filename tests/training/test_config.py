@@ -21,14 +21,14 @@ def test_identity_leaves_out_where_and_how_often(make_config, replaced):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"steps": -1}, "steps must be at least 0, got -1"),
-        ({"log_every": 0}, "log_every must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1 and at most .*, got 0"),
+        ({"steps": -1}, "steps must be at least 0 and at most .*, got -1"),
+        ({"log_every": 0}, "log_every must be at least 1 and at most .*, got 0"),
         ({"batch_size": 6, "accumulation": 4}, "divisible by accumulation, got 6 and 4"),
         ({"learning_rate": 0.0}, "learning_rate must be a finite number above 0, got 0"),
         ({"learning_rate": float("nan")}, "above 0, got nan"),
         ({"clip_norm": float("inf")}, "clip_norm must be a finite number above 0, got inf"),
-        ({"weight_decay": float("nan")}, "weight_decay must be at least 0, got nan"),
+        ({"weight_decay": float("nan")}, "weight_decay must be at least 0 and at most .*, got nan"),
         ({"beta2": 1.0}, "beta2 must lie between 0 and 1, got 1.0"),
         ({"final_learning_rate": 1.5}, "final_learning_rate must lie between 0 and 1, got 1.5"),
     ],

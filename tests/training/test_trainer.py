@@ -330,6 +330,9 @@ def test_without_a_compiler_a_compiled_run_says_so_and_goes_on(make_config, monk
 
 
 @pytest.mark.slow
+# torch's own compiler uses what torch deprecates
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_run_stays_near_the_plain_one(make_config):
     compiled = rr.train(make_config(out="a", compile=True))
     plain = rr.train(make_config(out="b"))

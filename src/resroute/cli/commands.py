@@ -47,13 +47,15 @@ def demo(options: argparse.Namespace) -> None:
 
 def prepare(options: argparse.Namespace) -> None:
     """Make a corpus folder and print what is in it."""
+    sizes = {"seed": options.seed, "characters": options.characters}
+    given = {name: value for name, value in sizes.items() if value is not None}
     if options.source == STORYWORLD:
-        corpus = data.prepare_storyworld(
-            Path(options.out or f"data/{STORYWORLD}"),
-            seed=options.seed,
-            characters=options.characters,
-        )
+        if options.clean or options.separator != "auto":
+            raise UserError("storyworld has no --clean and no --separator: leave them out")
+        corpus = data.prepare_storyworld(Path(options.out or f"data/{STORYWORLD}"), **given)
     else:
+        if given:
+            raise UserError(f"--{next(iter(given))} belongs to storyworld: leave it out")
         source = Path(options.source)
         with byte_progress(source.name) as progress:
             corpus = data.prepare_text(

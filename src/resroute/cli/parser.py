@@ -99,7 +99,7 @@ def _demo(group: Any) -> None:
     # two of the models have four blocks
     layers = whole(4, 10_000)
     add("--layers", type=layers, default=24, metavar="L", help="layers of each model (24)")
-    add("--steps", type=STEPS, default=150, metavar="N", help="training steps of each (150)")
+    add("--steps", type=STEPS, default=300, metavar="N", help="training steps of each (300)")
     add("--seed", type=SEED, default=0, metavar="S", help="of weights and batches (0)")
     add("--out", type=name, metavar="DIR", help="folder of runs and report (runs/demo)")
     add("--fresh", action="store_true", help="train again; old runs are kept aside")
@@ -120,9 +120,9 @@ def _data(group: Any) -> None:
         "--separator", default="auto", choices=["auto", "endoftext", "blank-line", "none"],
         metavar="KIND", help="of documents: auto, endoftext, blank-line, none",
     )  # fmt: skip
-    add("--seed", type=SEED, default=0, metavar="S", help="of storyworld (0)")
+    add("--seed", type=SEED, metavar="S", help="of storyworld (0)")
     size = whole(1, 10**12)
-    add("--characters", type=size, default=2_000_000, metavar="N", help="of storyworld (2000000)")
+    add("--characters", type=size, metavar="N", help="of storyworld (2000000)")
 
 
 def _train(group: Any) -> None:

@@ -106,8 +106,9 @@ def _draw(
     smallest = torch.finfo(logits.dtype).tiny
     probabilities = ((ordered - ordered[:, :1]) / max(temperature, smallest)).softmax(-1)
     if top_p is not None and top_p < 1:
-        # a token stays while those before it do not reach top_p: at least one always does
+        # a token stays while those before it do not reach top_p, the likeliest in any case
         dropped = probabilities.cumsum(-1) - probabilities >= top_p
+        dropped[:, 0] = False
         probabilities = probabilities.masked_fill(dropped, 0.0)
     rank = torch.multinomial(probabilities, 1, generator=generator)
     return order.gather(-1, rank).squeeze(-1)

@@ -6,7 +6,6 @@ queries, optional qk-norm, tied or untied head, and a residual policy in place o
 B batch, T tokens, D width, L layers, V vocabulary.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +18,15 @@ from resroute.model.attention import Attention, Cache, LayerCache, Rotation, rot
 from resroute.residual import Policy, PreNorm, ResidualConfig
 
 IGNORED = -100
+
+# beyond any model that fits a machine; a slip of a zero should not hang one
+_MOST = {
+    "vocab_size": 2**31 - 1,
+    "context": 2**27,
+    "num_layers": 10_000,
+    "num_heads": 2**20,
+    "dim": 2**20,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +60,10 @@ class GPTConfig:
     norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "num_layers", "num_heads", "dim"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise UserError(f"{name} must be at least 1 and at most {most}, got {value}")
         if self.dim % self.num_heads:
             near = [h for h in range(1, self.dim + 1) if self.dim % h == 0]
             closest = min(near, key=lambda h: abs(h - self.num_heads))
@@ -78,15 +87,15 @@ class GPTConfig:
             raise UserError(f"mlp must be 'swiglu' or 'gelu', got {self.mlp!r}")
         if self.position not in ("rope", "learned"):
             raise UserError(f"position must be 'rope' or 'learned', got {self.position!r}")
-        if not math.isfinite(self.mlp_ratio) or self.hidden_dim < 1:
+        if not 0 < self.mlp_ratio <= 1000 or self.hidden_dim < 1:
             raise UserError(
-                f"mlp_ratio must be finite and leave a hidden unit, got {self.mlp_ratio} at dim "
-                f"{self.dim}"
+                f"mlp_ratio must be at most 1000 and leave a hidden unit, got {self.mlp_ratio} at "
+                f"dim {self.dim}"
             )
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        if not 0 <= self.norm_eps < math.inf:
-            raise UserError(f"norm_eps must be at least 0 and finite, got {self.norm_eps}")
+        if not 0 <= self.norm_eps <= 1:
+            raise UserError(f"norm_eps must be at least 0 and at most 1, got {self.norm_eps}")
 
     @property
     def hidden_dim(self) -> int:

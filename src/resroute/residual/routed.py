@@ -47,8 +47,8 @@ class RoutedConfig(ResidualConfig):
     """Blend from the plain sum by a gate that starts at zero: step 0 is PreNorm exactly."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.eps) and self.eps >= 0):
-            raise UserError(f"eps must be a finite number of at least 0, got {self.eps}")
+        if not 0 <= self.eps <= 1:
+            raise UserError(f"eps must be at least 0 and at most 1, got {self.eps}")
 
 
 @dataclass(frozen=True, kw_only=True)

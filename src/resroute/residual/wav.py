@@ -1,6 +1,5 @@
 """WAV v1 (arXiv 2606.06564v1): block sums and zero-sum details in one depth-wise softmax."""
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,9 @@ from resroute.core import (
     signs,
 )
 from resroute.residual.routed import BlockedConfig, RoutedPolicy, RoutedStream, Slot
+
+# within float32 and far beyond use
+_LARGE = 1e6
 
 
 @register("wav")
@@ -68,11 +70,11 @@ class WAV(BlockedConfig):
             raise UserError(
                 f"matching must be 'detached', 'attached' or 'off', got {self.matching!r}"
             )
-        if not math.isfinite(self.detail_bias):
-            raise UserError(f"detail_bias must be finite, got {self.detail_bias}")
-        if self.rho_max is not None and not (math.isfinite(self.rho_max) and self.rho_max >= 0):
+        if not abs(self.detail_bias) <= _LARGE:
+            raise UserError(f"detail_bias must be within {_LARGE:g}, got {self.detail_bias}")
+        if self.rho_max is not None and not 0 <= self.rho_max <= _LARGE:
             raise UserError(
-                f"rho_max must be a finite number of at least 0, or None for no limit, got "
+                f"rho_max must be at least 0 and at most {_LARGE:g}, or None for no limit, got "
                 f"{self.rho_max}"
             )
 

@@ -42,14 +42,17 @@ def save(
 ) -> Path:
     """Write `step_000500` below a run's checkpoint folder, then drop all but the latest two."""
     target = folder / f"step_{checkpoint.step:06d}"
-    # a resumed run comes by the same step again, with the same weights
+    # left by a run that went on from before it, since it was incomplete
     shutil.rmtree(target, ignore_errors=True)
     # safetensors wants plain, contiguous memory
     model = {name: tensor.contiguous() for name, tensor in checkpoint.model.items()}
     state = {**checkpoint.optimizer, "random_state": checkpoint.random_state}
     with new_folder(target) as new:
-        save_file(model, new / "model.safetensors")
-        save_file(state, new / "optimizer.safetensors")
+        for name, tensors in (("model", model), ("optimizer", state)):
+            try:
+                save_file(tensors, new / f"{name}.safetensors")
+            except SafetensorError as error:
+                raise UserError(f"{target}: cannot be written ({error}); check the disk") from None
         write_json(
             new / "state.json",
             {

@@ -10,6 +10,9 @@ from resroute.model import GPTConfig
 # where a run reads and writes and how often it reports does not change what it computes
 _NOT_IDENTITY = ("data", "out", "device", "log_every", "evaluate_every", "checkpoint_every")
 
+# more than any machine does; keeps numbers within those of torch and numpy
+_MOST = 10**9
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -55,11 +58,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulation", "evaluation_windows"):
-            self._at_least(name, 1)
+            self._within(name, 1, _MOST)
         for name in ("evaluate_every", "log_every", "checkpoint_every"):
-            self._at_least(name, 1)
-        for name in ("steps", "warmup_steps", "weight_decay", "seed"):
-            self._at_least(name, 0)
+            self._within(name, 1, _MOST)
+        for name in ("steps", "warmup_steps", "weight_decay"):
+            self._within(name, 0, _MOST)
+        self._within("seed", 0, 2**63 - 1)
         if self.batch_size % self.accumulation:
             raise UserError(
                 f"batch_size must be divisible by accumulation, got {self.batch_size} and "
@@ -74,10 +78,10 @@ class TrainConfig:
             if not 0 <= value <= 1 or (value == 1 and name != "final_learning_rate"):
                 raise UserError(f"{name} must lie between 0 and 1, got {value}")
 
-    def _at_least(self, name: str, least: int) -> None:
+    def _within(self, name: str, least: int, most: int) -> None:
         value = getattr(self, name)
-        if not (math.isfinite(value) and value >= least):
-            raise UserError(f"{name} must be at least {least}, got {value}")
+        if not least <= value <= most:
+            raise UserError(f"{name} must be at least {least} and at most {most}, got {value}")
 
     def identity(self, corpus_fingerprint: str) -> dict[str, Any]:
         """What two runs must share to be the same run."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from resroute.config import UserError
 from resroute.data import Floor
 from resroute.files import read_json_lines, write_text
 
@@ -56,7 +57,12 @@ class MetricsFile:
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Drop what was reported after `step`; return the rest."""
-        kept = [record for record in self.read() if record["step"] <= step]
+        kept = []
+        for record in self.read():
+            if not isinstance(record.get("step"), int):
+                raise UserError(f"{self.path}: a line names no step; start over with --fresh")
+            if record["step"] <= step:
+                kept.append(record)
         write_text(self.path, "".join(_line(record) for record in kept))
         return kept
 

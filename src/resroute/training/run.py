@@ -33,13 +33,23 @@ class RunFolder:
     def add_session(self, step: int, environment: dict[str, Any]) -> None:
         """Note in env.json on what the run starts, or goes on after `step`."""
         path = self.path / "env.json"
-        sessions = read_json(path, "delete it")["sessions"] if path.exists() else []
+        sessions = read_json(path, "delete it").get("sessions") if path.exists() else []
+        if not isinstance(sessions, list):
+            raise UserError(f"{path}: damaged (no list of sessions); delete it")
         write_json(path, {"sessions": [*sessions, {"after_step": step, **environment}]})
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run."""
         path = self.path / "summary.json"
-        return read_json(path, "start over with --fresh") if path.exists() else None
+        if not path.exists():
+            return None
+        summary = read_json(path, "start over with --fresh")
+        if summary.get("format_version") != FORMAT_VERSION:
+            raise UserError(
+                f"{path}: format version {summary.get('format_version')!r} is not "
+                f"{FORMAT_VERSION}; start over with --fresh"
+            )
+        return summary
 
 
 def claim(config: TrainConfig, corpus: Corpus, *, resume: bool, fresh: bool) -> RunFolder:

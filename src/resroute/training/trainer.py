@@ -1,7 +1,9 @@
 """The training loop."""
 
+import math
 import statistics
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,7 @@ def train(
         corpus, context=config.model.context, max_windows=config.evaluation_windows
     )
     training_batch(corpus, context=config.model.context, batch_size=1, seed=config.seed, step=0)
+    _require_buildable(config)
     device = choose_device(config.device)
     run = claim(config, corpus, resume=resume, fresh=fresh)
     summary = run.summary()
@@ -76,6 +79,13 @@ def train(
         listener.message(f"{run.path} is finished: reused (--fresh trains again)")
         return {**summary, "path": str(run.path)}
     return Trainer(config, corpus, evaluation, run, device, listener).fit(stop_at)
+
+
+def _require_buildable(config: TrainConfig) -> None:
+    """Raise what building the model would raise; its warnings come when it is built."""
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        GPT(config.model)
 
 
 class Trainer:
@@ -105,6 +115,7 @@ class Trainer:
         self.best: float | None = None
         self.validation_loss: float | None = None
         self.earlier_seconds = 0.0
+        self.saved_step = -1
         self.started = time.perf_counter()
         self._resume()
         if config.compile and device.type == "cpu" and not has_cpp_compiler():
@@ -195,13 +206,15 @@ class Trainer:
         )
 
     def _require_finite(self, loss: float, norm: float, rate: float) -> None:
-        if torch.tensor([loss, norm]).isfinite().all():
+        if math.isfinite(loss) and math.isfinite(norm):
             return
-        newest = checkpoint.latest(self.run.checkpoints)
         raise UserError(
             f"step {self.step + 1}: loss {loss} with gradient norm {norm} at learning rate "
-            f"{rate:.3g}; lower the learning rate\nlast good checkpoint: {newest or 'none yet'}"
+            f"{rate:.3g}; lower the learning rate\n{self._last_good()}"
         )
+
+    def _last_good(self) -> str:
+        return f"last good checkpoint: {checkpoint.latest(self.run.checkpoints) or 'none yet'}"
 
     @torch.no_grad()
     def _evaluate(self) -> None:
@@ -216,6 +229,11 @@ class Trainer:
             total += self._loss(inputs, targets).item() * count
             counted += count
         self.validation_loss = total / counted
+        if not math.isfinite(self.validation_loss):
+            raise UserError(
+                f"step {self.step}: validation loss {self.validation_loss}; lower the learning "
+                f"rate\n{self._last_good()}"
+            )
         is_best = self.best is None or self.validation_loss < self.best
         self.best = self.validation_loss if is_best else self.best
         floor = self.evaluation.floor
@@ -235,6 +253,9 @@ class Trainer:
         self.listener.record(record)
 
     def _save(self) -> None:
+        if self.step == self.saved_step:
+            return
+        self.saved_step = self.step
         state = checkpoint.Checkpoint(
             step=self.step,
             model=self.model.state_dict(),
@@ -257,7 +278,8 @@ class Trainer:
         checkpoint.load_weights(self.model, state.model, newest)
         checkpoint.restore_optimizer(self.optimizer, state.optimizer, newest)
         torch.set_rng_state(state.random_state)
-        self.step, self.best = state.step, state.best_validation_loss
+        self.step = self.saved_step = state.step
+        self.best = state.best_validation_loss
         self.earlier_seconds = state.seconds
         kept = self.run.metrics.rewind(self.step)
         losses = [record["loss"] for record in kept if record["kind"] == "validation"]
