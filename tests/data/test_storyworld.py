@@ -75,10 +75,10 @@ def test_a_small_grammar_sums_to_one_and_its_floor_is_the_enumerated_one() -> No
     assert len(texts) == 3 * 2 * 2 * 2 * 2 * 3
     p = {text: math.exp(-SMALL.readings(text)[0].nats) for text in texts}
     assert math.fsum(p.values()) == pytest.approx(1, abs=1e-12)
-    assert SMALL.floor.nats == pytest.approx(
+    assert SMALL.entropy.nats == pytest.approx(
         -math.fsum(q * math.log(q) for q in p.values()), abs=1e-12
     )
-    assert SMALL.floor.characters == pytest.approx(
+    assert SMALL.entropy.characters == pytest.approx(
         math.fsum(q * len(text) for text, q in p.items()), abs=1e-12
     )
     assert SMALL.longest >= max(map(len, texts))
@@ -179,7 +179,7 @@ def test_forgetting_a_colour_would_cost_the_log_of_its_odds() -> None:
     )
     weights = [1 / (rank + 2) for rank in range(1, len(COLOURS) + 1)]
     p = [w / sum(weights) for w in weights]
-    cost = forgotten.floor.nats - remembered.floor.nats
+    cost = forgotten.entropy.nats - remembered.entropy.nats
     assert cost == pytest.approx(-sum(q * math.log(q) for q in p), abs=1e-12)
 
 

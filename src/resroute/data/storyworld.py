@@ -6,7 +6,7 @@ guess. Because the probability of every story is known, so is the entropy floor 
 beats on average, in nats per character.
 
 One grammar is read three ways: drawn from (`tell`), followed along a text (`readings`), and
-averaged over exactly (`floor`). Its words and tales are in `storyworld_words`, and a new tale, a
+averaged over exactly (`entropy`). Its words and tales are in `storyworld_words`, and a new tale, a
 longer one or one with more facts is an edit there; `storyworld_markup` reads their notation.
 """
 
@@ -32,7 +32,7 @@ class Story:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Floor:
+class Entropy:
     """Population means over stories: the entropy `nats` and the length in `characters`."""
 
     nats: float
@@ -118,7 +118,7 @@ class Grammar:
         return [reading for reading in found if reading.end == len(text)]
 
     @functools.cached_property
-    def floor(self) -> Floor:
+    def entropy(self) -> Entropy:
         """Exact means over all stories.
 
         The entropy is the sum over choices of each one's mean entropy given the earlier ones
@@ -126,7 +126,7 @@ class Grammar:
         fact, since options do not depend on facts.
         """
         nats, characters = _mean(self.passage)
-        return Floor(nats=nats, characters=characters)
+        return Entropy(nats=nats, characters=characters)
 
     @functools.cached_property
     def longest(self) -> int:
@@ -281,6 +281,6 @@ def derivations(text: str) -> int:
     return len(WORLD.readings(text))
 
 
-def entropy() -> Floor:
-    """Exact entropy and mean length of the stories; see `Floor.nats_per_character`."""
-    return WORLD.floor
+def entropy() -> Entropy:
+    """Exact entropy and mean length of the stories; see `Entropy.nats_per_character`."""
+    return WORLD.entropy
