@@ -18,14 +18,7 @@ def paper(
     Width and SwiGLU of four times the width follow from the sizes that the paper's second version
     names; heads, context and block count are our choice.
     """
-    return GPTConfig(
-        vocab_size=vocab_size,
-        context=context,
-        num_layers=num_layers,
-        num_heads=8,
-        dim=512,
-        residual=residual or WAV(),
-    )
+    return _shape(num_layers, vocab_size, context, residual, dim=512, num_heads=8)
 
 
 def small(
@@ -36,14 +29,7 @@ def small(
     residual: ResidualConfig | None = None,
 ) -> GPTConfig:
     """Width 128, for an hour or more on a CPU: about 6.3 M parameters at 24 layers."""
-    return GPTConfig(
-        vocab_size=vocab_size,
-        context=context,
-        num_layers=num_layers,
-        num_heads=4,
-        dim=128,
-        residual=residual or WAV(),
-    )
+    return _shape(num_layers, vocab_size, context, residual, dim=128, num_heads=4)
 
 
 def tiny(
@@ -54,12 +40,24 @@ def tiny(
     residual: ResidualConfig | None = None,
 ) -> GPTConfig:
     """Width 48, for minutes on a CPU: about 0.9 M parameters at 24 layers."""
+    return _shape(num_layers, vocab_size, context, residual, dim=48, num_heads=3)
+
+
+def _shape(
+    num_layers: int,
+    vocab_size: int,
+    context: int,
+    residual: ResidualConfig | None,
+    *,
+    dim: int,
+    num_heads: int,
+) -> GPTConfig:
     return GPTConfig(
         vocab_size=vocab_size,
         context=context,
         num_layers=num_layers,
-        num_heads=3,
-        dim=48,
+        num_heads=num_heads,
+        dim=dim,
         residual=residual or WAV(),
     )
 
