@@ -29,3 +29,10 @@ def test_the_public_names_are_there():
 
 def test_a_user_error_is_a_value_error():
     assert issubclass(rr.UserError, ValueError)
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "resroute", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "resroute 0.1.0\n"
