@@ -266,7 +266,7 @@ def test_overrides_that_name_no_field() -> None:
         ("box.scale", "NaN", "--set box.scale: needs a finite number, got nan"),
         ("box.scale", "-Infinity", "--set box.scale: needs a finite number, got -inf"),
         ("box.label", "3", "--set box.label: needs text, got 3"),
-        ("box.is_open", "True", "--set box.is_open: needs true or false, got 'True'"),
+        ("box.is_open", "yes", "--set box.is_open: needs true or false, got 'yes'"),
         ("box.width", "[" * 100_000, "--set box.width: needs a whole number, got '[[["),
         ("box.width", "9" * 5000, "--set box.width: needs a whole number, got '999"),
         ("box", "3", "--set box: needs an object, got 3"),

@@ -64,6 +64,12 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def require_whole(name: str, value: object, least: int) -> None:
+    """Raise a `UserError` where a field is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
 def to_dict(config: Any) -> Any:
     """Plain JSON values of a configuration: dataclasses become objects, tuples lists."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -103,8 +109,10 @@ def with_overrides(config: T, overrides: Mapping[str, str]) -> T:
         for parent in parents:
             node = _child(node, parent, path, data)
         _child(node, last, path, data)
+        # Python's spelling of these is meant as JSON's
+        plain = {"True": "true", "False": "false", "None": "null"}.get(text, text)
         try:
-            node[last] = json.loads(text)
+            node[last] = json.loads(plain)
         except (ValueError, RecursionError):
             node[last] = text
     return from_dict(type(config), data, where="--set")

@@ -63,7 +63,7 @@ def test_a_map_shows_its_numbers(runs, tmp_path):
     text = (tmp_path / "maps.svg").read_text()
     assert words(tmp_path / "maps.svg") >= {
         "WAV, 2 layers, seed 0", "0 attention", "readout", "embedding", "phase 0",
-        "weight (square-root colour scale)",
+        "weight (sqrt scale)",
     }  # fmt: skip
     data = re.search(r"data:image/png;base64,\s*([^\"]+)", text)
     assert data is not None

@@ -169,3 +169,22 @@ def test_missing_things_are_user_errors(make_run, tmp_path):
         read_run(path)
     with pytest.raises(UserError, match="no such folder"):
         find_runs(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("value", [10**400, 1e300, float("inf"), True])
+@pytest.mark.parametrize("field", ["validation_loss", "floor", "parameters", "tokens"])
+def test_numbers_that_no_run_has_are_damage(make_run, field, value):
+    path = make_run("a", **{field: value})
+    with pytest.raises(UserError, match=rf"damaged \('{field}' holds"):
+        read_run(path)
+
+
+def test_runs_of_one_label_are_told_apart_by_their_options(make_run, tmp_path):
+    for name, rho in (("a", 1.0), ("b", 2.0)):
+        path = make_run(name, label="WAV")
+        config = json.loads((path / "config.json").read_text())
+        config["model"]["residual"] = {"type": "wav", "rho_max": rho, "eps": 1e-6}
+        (path / "config.json").write_text(json.dumps(config))
+    make_run("c", label="PreNorm")
+    labels = run_labels(find_runs(tmp_path / "runs"))
+    assert sorted(labels) == ["PreNorm", "WAV (rho_max=1.0)", "WAV (rho_max=2.0)"]

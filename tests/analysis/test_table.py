@@ -123,3 +123,13 @@ def test_the_best_loss_alone_is_bold(runs):
 def test_a_label_is_text_and_not_markup(make_run, tmp_path):
     make_run("a", label="[red]WAV[/red]")
     assert any("[red]WAV[/red]" in line for line in plain(find_runs(tmp_path / "runs"), 120))
+
+
+def test_only_runs_of_one_setting_are_compared(make_run, tmp_path):
+    make_run("a", validation_loss=0.9, tokens=1000)
+    make_run("b", validation_loss=0.5, tokens=2000)
+    rows = comparison_rows(find_runs(tmp_path / "runs"))
+    assert [row.is_best for row in rows] == [True, True]
+    shown = {column.heading: column.cells for column in columns(rows)}
+    assert shown["tokens"] == ["0.00", "0.00"]
+    assert "width" not in shown

@@ -124,7 +124,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "model.vocab_size=5": ("vocab_size is 5", "data/tiny has 46"),
     "model.dropout=1": ("dropout must be at least 0 and below 1",),
     "residual.block_layers=1": ("give num_blocks or block_layers, not both (got 1 and 1)",),
-    "residual.num_blocks=0": ("num_blocks must be at least 1",),
+    "residual.num_blocks=0": ("num_blocks must be a whole number of at least 1",),
     'residual.bases=["pase"]': ("unknown basis 'pase' (did you mean 'phase'?)",),
     "residual.bases=phase": ("residual.bases: needs a list, got 'phase'",),
     "residual.rho_max=nan": ("residual.rho_max: needs a number, got 'nan'",),
@@ -296,9 +296,12 @@ def test_resume_from_a_damaged_checkpoint(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--seed", "1"], ("another configuration", "differs in seed;", "--out", "--fresh")),
-        (["--steps", "5", "--lr", "1"], ("differs in steps, learning_rate;",)),
-        (["--set", "residual.rho_max=1"], ("differs in model.residual.rho_max;",)),
+        (
+            ["--seed", "1"],
+            ("another configuration", "differs in seed (0 there, 1 here)", "--out", "--fresh"),
+        ),
+        (["--steps", "5", "--lr", "1"], ("differs in steps (4 there, 5 here), ",)),
+        (["--set", "residual.rho_max=1"], ("model.residual.rho_max (2.0 there, 1.0 here)",)),
         (["--method", "block-attn-res"], ("another configuration", "model.residual.type")),
         (["--data", "data/other"], ("trained on the corpus 'tiny'", "not on 'other'", "--out")),
     ],
@@ -367,7 +370,7 @@ def test_run_files_without_their_fields(
 
 def test_report_refuses(refused: Any, place: Path) -> None:
     (place / "empty").mkdir()
-    refused("report", "empty", says=("no finished run to report", "finish one first"))
+    refused("report", "empty", says=("empty: no run in this folder", "resroute train"))
     refused("report", "nope", says="nope: no such folder")
     refused("report", "data/tiny/meta.json", says="meta.json: no such folder")
     refused("report", "z" * 300, says="File name too long")

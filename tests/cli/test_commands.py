@@ -29,9 +29,9 @@ def test_data_prepare_prints_what_it_made(run: Any, place: Path) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines() == [
         "data/fox: 12 symbols, separator none",
-        "  train         1,134 tokens in 1 documents",
-        "  val              63 tokens in 1 documents",
-        "  test             63 tokens in 1 documents",
+        "  train         1,134 tokens in 1 document",
+        "  val              63 tokens in 1 document",
+        "  test             63 tokens in 1 document",
     ]
     before = tree(place)
     assert run("data", "prepare", "a text.txt", "--out", "data/fox") == outcome
@@ -132,7 +132,10 @@ def test_an_interrupted_run_goes_on(
         patch.setattr(Trainer, "_train_step", interrupted)
         outcome = run(*train(*settings))
     assert outcome.code == 130
-    assert outcome.err.splitlines()[-1] == "resroute: interrupted"
+    assert outcome.err.splitlines()[-2:] == [
+        "stopped after step 3; newest checkpoint: step_000002",
+        "resroute: interrupted; --resume goes on",
+    ]
     assert outcome.out == ""
     assert not (place / "runs/new/summary.json").exists()
     # what a kill leaves behind is in nobody's way
@@ -220,7 +223,7 @@ def test_sample_options(run: Any, place: Path) -> None:
     assert sample("--temperature", "0", "--count", "2") == f"--- 1\n{greedy}--- 2\n{greedy}"
     free = sample()
     assert sample("--top-p", "1", "--top-k", "1000000") == free
-    assert len(free) == 13
+    assert 1 < len(free) <= 13
 
 
 # model/generate.py: no token is left where top_p is below what the first token's share rounds to

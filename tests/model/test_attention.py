@@ -172,11 +172,11 @@ def test_a_layer_cache_returns_all_keys_so_far_in_order() -> None:
 def test_a_cache_counts_its_tokens_and_refuses_more_than_the_context() -> None:
     cache = Cache(num_layers=3, context=5)
     assert len(cache.layers) == 3
-    assert [cache.reserve(2), cache.reserve(2)] == [0, 2]
+    cache.length = 4
+    cache.require_room(1)
     with pytest.raises(UserError, match="4 cached and 2 new tokens exceed the context of 5"):
-        cache.reserve(2)
+        cache.require_room(2)
     assert cache.length == 4
-    assert cache.reserve(1) == 4
 
 
 def test_a_rotation_of_nothing_is_the_identity() -> None:

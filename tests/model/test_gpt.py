@@ -297,3 +297,27 @@ def test_tokens_that_do_not_fit_are_refused() -> None:
     model(draw_tokens(1, 6), cache=cache)
     with pytest.raises(UserError, match="6 cached and 3 new tokens exceed the context of 8"):
         model(draw_tokens(1, 3), cache=cache)
+
+
+def test_a_cache_belongs_to_one_model_and_batch() -> None:
+    model = build().eval()
+    tokens = torch.arange(8).view(2, 4)
+    cache = model.new_cache()
+    model(tokens, cache=cache)
+    with pytest.raises(UserError, match="the cache holds 2 sequences, got 1"):
+        model(tokens[:1, :1], cache=cache)
+    with pytest.raises(UserError, match="made for another model"):
+        model(tokens, cache=build(num_layers=6).new_cache())
+    # a pass that failed left no trace
+    assert cache.length == 4
+    with pytest.raises(IndexError):
+        model(tokens + 100, cache=cache)
+    assert cache.length == 4
+    whole = model(torch.cat((tokens, tokens), 1))[0]
+    torch.testing.assert_close(model(tokens, cache=cache)[0], whole[:, 4:])
+
+
+def test_targets_have_the_shape_of_tokens() -> None:
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
+    with pytest.raises(UserError, match=r"shape of tokens, \(2, 4\), got \(4, 2\)"):
+        build()(tokens, tokens.T)

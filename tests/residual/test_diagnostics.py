@@ -55,3 +55,16 @@ def test_depth_map_is_a_table_with_gaps():
 def test_methods_without_routing_have_no_map():
     policy = rr.PreNorm().build(2, 3)
     assert depth_map(policy, lambda: random_stack(4, 3, dtype=torch.float32).run(policy)) is None
+
+
+def test_captures_may_be_nested():
+    policy = rr.BlockAttnRes(num_blocks=2).build(4, 5).double()
+    stack = random_stack(8, 5)
+    with capture(policy) as outer:
+        with capture(policy) as inner:
+            stack.run(policy)
+        assert sorted(inner) == sorted(outer) == list(range(9))
+        outer.clear()
+        stack.run(policy)
+        assert sorted(outer) == list(range(9))
+    assert "read" not in vars(policy)

@@ -93,7 +93,7 @@ def test_another_width_is_refused(config):
 
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (-1, 4)])
 def test_sizes_below_one_are_refused(config, sizes):
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
         config.build(*sizes)
 
 
@@ -234,3 +234,46 @@ def test_no_warning_escapes_usual_settings():
         warnings.simplefilter("error")
         rr.WAV().build(12, 8)
         rr.BlockAttnRes(num_blocks=4).build(48, 8)
+
+
+def test_updates_have_the_shape_of_the_stream(config):
+    policy = build(config)
+    stream = policy.start(torch.zeros(2, 3, DIM, dtype=torch.float64))
+    for shape in ((DIM,), (1, 1, DIM), (4, 2, 3, DIM), (2, 3, DIM - 1), (2, 3, 1)):
+        with pytest.raises(ValueError, match=r"update of site 0 has shape .*, the stream has"):
+            policy.write(stream, 0, torch.zeros(shape, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"floating-point embedding, got torch\.int64"):
+        policy.start(torch.zeros(2, DIM, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_parameters_are_widened_before_they_are_multiplied(name):
+    config, stack = CONFIGS[name], random_stack(2 * LAYERS, DIM)
+    narrow = build(config, dtype=torch.float32).bfloat16()
+    wide = config.build(LAYERS, DIM).double()
+    wide.load_state_dict({k: v.double() for k, v in narrow.state_dict().items()})
+    torch.testing.assert_close(stack.run(narrow)[1], stack.run(wide)[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rr.WAV(num_blocks=2.5), "num_blocks must be a whole number .*, got 2.5"),
+        (lambda: rr.WAV(num_blocks=True), "num_blocks must be a whole number .*, got True"),
+        (lambda: rr.BlockAttnRes(block_layers="4"), "block_layers must be a whole number"),
+        (lambda: rr.WAV(basis_seed=1.5), "basis_seed must be a whole number"),
+        (lambda: rr.WAV(bases="phase"), r"bases must be a sequence of names, such as \('phase',\)"),
+        (lambda: rr.FullAttnRes(eps="1e-6"), "eps must be at least 0"),
+        (lambda: rr.PreNorm().build(2.0, 4), "num_layers must be a whole number"),
+        (lambda: rr.PreNorm().build(2, 4, "attention"), r"kinds must be .* \('attention',\)"),
+    ],
+)
+def test_values_of_another_type_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_policies_print_their_sizes():
+    assert "num_layers=6, dim=5" in repr(rr.PreNorm().build(6, 5))
+    text = repr(rr.WAV(num_blocks=3).build(6, 5))
+    assert "num_blocks=3, bases=('phase', 'split')" in text

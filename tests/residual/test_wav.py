@@ -136,7 +136,8 @@ def test_haares_is_wav_with_the_split_basis():
     assert rr.HAARES(num_blocks=3, rho_max=1.0) == rr.WAV(
         num_blocks=3, rho_max=1.0, bases=("split",)
     )
-    assert rr.HAARES().label == "WAV (split)"
+    assert rr.HAARES().label == "HAARES"
+    assert rr.WAV(bases=("phase",)).label == "WAV (phase)"
     assert rr.WAV().label == "WAV"
     assert rr.WAV(bases=()).label == "WAV (no basis)"
 
@@ -152,8 +153,8 @@ def test_haares_is_wav_with_the_split_basis():
         ({"detail_bias": float("nan")}, r"detail_bias must be within 1e\+06, got nan"),
         ({"eps": -1e-6}, "eps must be at least 0 and at most 1, got -1e-06"),
         ({"num_blocks": 4, "block_layers": 2}, "num_blocks or block_layers, not both"),
-        ({"num_blocks": 0}, "num_blocks must be at least 1, got 0"),
-        ({"block_layers": 0}, "block_layers must be at least 1, got 0"),
+        ({"num_blocks": 0}, "num_blocks must be a whole number of at least 1, got 0"),
+        ({"block_layers": 0}, "block_layers must be a whole number of at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range_name_rule_and_value(options, message):
@@ -183,7 +184,7 @@ def test_blocks():
         assert rr.BlockAttnRes(num_blocks=5).build(12, 4).num_blocks == 4
     with pytest.raises(ValueError, match="num_blocks=5 is more than the stack's 4 layers"):
         rr.DeltaAttnRes(num_blocks=5).build(4, 4)
-    with pytest.raises(ValueError, match="num_blocks must be at least 1 or None, got 0"):
+    with pytest.raises(ValueError, match="num_blocks must be a whole number of at least 1, got 0"):
         rr.DeltaAttnRes(num_blocks=0)
 
 
@@ -213,3 +214,23 @@ def test_layer_scale_needs_a_finite_init(value):
         return
     with pytest.raises(ValueError, match="LayerScale needs an init within 1e6"):
         rr.LayerScale(init=value)
+
+
+def test_defaults_never_warn_of_a_number_that_nobody_asked_for(recwarn):
+    assert rr.WAV().build(6, 4).num_blocks == 3
+    assert rr.BlockAttnRes().build(9, 4).num_blocks == 3
+    assert not recwarn
+
+
+def test_warnings_point_to_the_caller():
+    with pytest.warns(UserWarning, match="make 4 blocks") as caught:
+        rr.BlockAttnRes(num_blocks=5).build(12, 4)
+    assert caught[0].filename == __file__
+
+
+def test_coinciding_bases_are_told_by_their_signs():
+    kinds = ("attention", "attention", "mlp", "mlp")
+    with pytest.warns(UserWarning, match="phase and split bases coincide"):
+        rr.WAV(block_layers=1).build(2, 4, kinds=kinds)
+    # here phase is split's negative: another direction
+    rr.WAV(block_layers=1).build(2, 4, kinds=("mlp", "attention"))

@@ -227,7 +227,9 @@ def test_finished_work_is_reused_and_fresh_keeps_the_old(make_config):
 
 def test_a_folder_of_another_configuration_is_refused(make_config):
     rr.train(make_config())
-    with pytest.raises(ValueError, match=r"differs in model\.residual\.rho_max, learning_rate;"):
+    with pytest.raises(
+        ValueError, match=r"rho_max \(2\.0 there, 1\.0 here\), learning_rate \(0\.003 there"
+    ):
         rr.train(make_config(rr.WAV(num_blocks=1, rho_max=1.0), learning_rate=1e-3), resume=True)
     with pytest.raises(ValueError, match=r"differs in model\.residual"):
         rr.train(make_config(rr.PreNorm()))
@@ -337,3 +339,43 @@ def test_a_compiled_run_stays_near_the_plain_one(make_config):
     compiled = rr.train(make_config(out="a", compile=True))
     plain = rr.train(make_config(out="b"))
     assert compiled["validation_loss"] == pytest.approx(plain["validation_loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_run_stopped_before_its_first_steps_goes_on(make_config, first):
+    whole = rr.train(make_config(out="whole"))
+    config = make_config(out="parts")
+    rr.train(config, stop_at=first)
+    rr.train(config, resume=True)
+    assert_same_run(whole["path"], config.out)
+    with pytest.raises(ValueError, match="stop_at must be at least 0, got -1"):
+        rr.train(make_config(out="none"), stop_at=-1)
+
+
+def test_a_lost_metrics_file_does_not_cost_the_final_loss(make_config):
+    config = make_config()
+    whole = rr.train(config)
+    for name in ("summary.json", "metrics.jsonl"):
+        Path(config.out, name).unlink()
+    assert rr.train(config, resume=True)["validation_loss"] == whole["validation_loss"]
+
+
+def test_an_unfinished_run_without_checkpoint_says_that_it_starts_over(make_config):
+    said = []
+
+    class Ear(rr.Listener):
+        def message(self, text):
+            said.append(text)
+
+    class Hand(Ear):
+        def advance(self, step):
+            raise KeyboardInterrupt
+
+    config = make_config()
+    with pytest.raises(KeyboardInterrupt):
+        rr.train(config, listener=Hand())
+    assert said[-1] == "stopped after step 1; newest checkpoint: none yet"
+    rr.train(config, resume=True, listener=Ear())
+    assert "no checkpoint yet: starting from step 0" in said
+    rr.train(config, fresh=True, listener=Ear())
+    assert f"the old run is kept as {config.out}.old-1" in said

@@ -123,7 +123,7 @@ def depth_image(runs: list[Run], kind: Format) -> bytes:
         )
         ticks = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
         bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-        bar.set_label("weight (square-root colour scale)")
+        bar.set_label("weight (sqrt scale)")
         bar.outline.set_visible(False)
         return _render(figure, kind)
 
@@ -202,7 +202,7 @@ def _draw_losses(axes: "Axes", runs: list[Run]) -> None:
         shown += _since(run, "train", 0.06) + _since(run, "validation", 0.06)
     _limit(axes, shown)
     axes.set_xlim(left=0)
-    axes.legend(list(legend.values()), list(legend), loc="upper right")
+    axes.legend(list(legend.values()), list(legend), loc="best")
 
 
 def _draw_end(axes: "Axes", runs: list[Run]) -> None:

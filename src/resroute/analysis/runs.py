@@ -16,6 +16,7 @@ from resroute.residual import ResidualConfig
 METHODS = tuple(variants(ResidualConfig))
 """Methods in the order of rows, legends and panels: as they are registered, baselines first."""
 
+_LARGEST = 1e15
 _REMEDY = "run it again with --fresh, or remove its folder"
 
 _NUMBER = (int, float)
@@ -88,6 +89,18 @@ class Run:
         return int(self.summary["seed"])
 
     @property
+    def width(self) -> int | None:
+        """Width of the model's stream, where the configuration tells."""
+        model = self.config.get("model")
+        width = model.get("dim") if isinstance(model, dict) else None
+        return width if _is(width, (int,)) else None
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """What must be equal for losses to be compared: corpus, depth, width, tokens."""
+        return self.summary["corpus"], self.num_layers, self.width, self.summary["tokens"]
+
+    @property
     def floor(self) -> float | None:
         """Entropy floor of the corpus in nats per character, None where it is not known."""
         value = self.summary["floor"]
@@ -157,15 +170,40 @@ def unfinished_runs(folder: Path) -> list[str]:
 
 
 def run_labels(runs: list[Run]) -> list[str]:
-    """The runs' labels, with the corpus where it differs and the name where nothing else does."""
+    """The runs' labels, made to differ.
+
+    By the corpus where there are several, then by the method's options in which runs of one label
+    differ, and by the run's name where nothing else does.
+    """
     one_corpus = len({run.summary["corpus"] for run in runs}) < 2
     labels = [run.label if one_corpus else f"{run.label}, {run.summary['corpus']}" for run in runs]
-    keys = [(label, r.num_layers, r.seed) for label, r in zip(labels, runs, strict=True)]
+    labels = [
+        f"{label} ({options})" if options else label
+        for label, options in zip(labels, _told_apart(runs, labels), strict=True)
+    ]
+    keys = [(label, *r.setting, r.seed) for label, r in zip(labels, runs, strict=True)]
     counts = Counter(keys)
     return [
         label if counts[key] == 1 else f"{label} ({run.name})"
         for label, key, run in zip(labels, keys, runs, strict=True)
     ]
+
+
+def _told_apart(runs: list[Run], labels: list[str]) -> list[str]:
+    """Options such as `rho_max=1.0` in which a run's method differs from others of its label."""
+    options = [_residual(run) for run in runs]
+    told = []
+    for label, own in zip(labels, options, strict=True):
+        others = [o for o, other in zip(options, labels, strict=True) if other == label]
+        names = [name for name in own if any(o.get(name) != own[name] for o in others)]
+        told.append(_printable(", ".join(f"{name}={own[name]}" for name in names)))
+    return told
+
+
+def _residual(run: Run) -> dict[str, Any]:
+    model = run.config.get("model")
+    residual = model.get("residual") if isinstance(model, dict) else None
+    return residual if isinstance(residual, dict) else {}
 
 
 def _order(run: Run) -> tuple[int, int, str, int, str]:
@@ -201,7 +239,12 @@ def _run_folders(folder: Path) -> list[Path]:
 
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:
     # true and false count as numbers in Python, not in these files
-    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+    if isinstance(value, bool):
+        return bool in kinds
+    # numbers that no run has would only fail later, in a figure
+    if isinstance(value, int | float) and abs(value) > _LARGEST:
+        return False
+    return isinstance(value, kinds)
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
@@ -240,7 +283,8 @@ def _read_depth_weights(path: Path) -> DepthWeights:
         isinstance(sites, list)
         and isinstance(sources, list)
         and isinstance(rows, list)
-        and names
+        and sites
+        and sources
         and all(isinstance(name, str) for name in names)
         and len(rows) == len(sites)
         and all(isinstance(row, list) and len(row) == len(sources) for row in rows)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from resroute.analysis.runs import Run, run_labels
 
@@ -18,11 +18,13 @@ class ComparisonRow:
 
     Losses and the gap are in nats per character; `gap` is the validation loss minus the corpus's
     entropy floor, None where there is no floor. `is_best` marks the lowest finite loss among the
-    runs of its corpus and depth.
+    runs of equal corpus, depth, width and tokens.
     """
 
     label: str
     num_layers: int
+    width: int | None
+    tokens: int
     seed: int
     validation_loss: float | None
     gap: float | None
@@ -46,11 +48,11 @@ class Column:
 
 def comparison_rows(runs: list[Run]) -> list[ComparisonRow]:
     """One row per run, in the order given."""
-    best: dict[tuple[str, int], float] = {}
+    best: dict[tuple[Any, ...], float] = {}
     for run in runs:
-        loss, group = _loss(run), (run.summary["corpus"], run.num_layers)
+        loss = _loss(run)
         if loss is not None and math.isfinite(loss):
-            best[group] = min(loss, best.get(group, math.inf))
+            best[run.setting] = min(loss, best.get(run.setting, math.inf))
     rows = []
     for run, label in zip(runs, run_labels(runs), strict=True):
         loss, floor = _loss(run), run.floor
@@ -58,6 +60,8 @@ def comparison_rows(runs: list[Run]) -> list[ComparisonRow]:
             ComparisonRow(
                 label=label,
                 num_layers=run.num_layers,
+                width=run.width,
+                tokens=run.summary["tokens"],
                 seed=run.seed,
                 validation_loss=loss,
                 gap=None if loss is None or floor is None else loss - floor,
@@ -65,14 +69,14 @@ def comparison_rows(runs: list[Run]) -> list[ComparisonRow]:
                 tokens_per_second=run.summary["tokens_per_second"],
                 peak_memory_bytes=run.summary["peak_memory_bytes"],
                 memory_kind=run.summary["memory_kind"],
-                is_best=loss == best.get((run.summary["corpus"], run.num_layers), math.nan),
+                is_best=loss == best.get(run.setting, math.nan),
             )
         )
     return rows
 
 
 def columns(rows: list[ComparisonRow]) -> list[Column]:
-    """The table's columns as text; a gap column only where a floor is known."""
+    """The table's columns as text; gap, width and tokens only where they say something."""
     sizes = [row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None]
     # one unit for the whole column, so that its numbers can be compared by eye
     scale, memory_unit, digits = (1e6, "MB", 0) if max(sizes, default=0) < 1e10 else (1e9, "GB", 1)
@@ -80,6 +84,10 @@ def columns(rows: list[ComparisonRow]) -> list[Column]:
     def numbers(heading: str, unit: str, values: list[float | None], digits: int) -> Column:
         cells = ["-" if v is None else f"{v:,.{digits}f}" for v in values]
         return Column(heading=heading, unit=unit, cells=cells, is_loss=heading == "loss")
+
+    def where_it_differs(heading: str, unit: str, values: list[int | None]) -> list[Column]:
+        scaled = [None if v is None else v / (1e6 if unit else 1) for v in values]
+        return [numbers(heading, unit, scaled, 2 if unit else 0)] if len(set(values)) > 1 else []
 
     labels = [row.label for row in rows]
     gaps = [row.gap for row in rows]
@@ -89,6 +97,8 @@ def columns(rows: list[ComparisonRow]) -> list[Column]:
     return [
         Column(heading="method", unit="", cells=labels, is_number=False),
         numbers("layers", "", [row.num_layers for row in rows], 0),
+        *where_it_differs("width", "", [row.width for row in rows]),
+        *where_it_differs("tokens", "millions", [row.tokens for row in rows]),
         Column(heading="seed", unit="", cells=[str(row.seed) for row in rows]),
         numbers("loss", LOSS_UNIT, [row.validation_loss for row in rows], 4),
         *(
@@ -127,7 +137,7 @@ def captions(runs: list[Run]) -> list[str]:
 def comparison_table(runs: list[Run]) -> "Table":
     """The table for a terminal of 80 columns or more.
 
-    The lowest loss of each corpus and depth is bold; floors stand in the caption.
+    The lowest loss among runs of one setting is bold; floors stand in the caption.
     """
     from rich import box
     from rich.table import Table

@@ -52,7 +52,8 @@ def prepare(options: argparse.Namespace) -> None:
     if options.source == STORYWORLD:
         if options.clean or options.separator != "auto":
             raise UserError("storyworld has no --clean and no --separator: leave them out")
-        corpus = data.prepare_storyworld(Path(options.out or f"data/{STORYWORLD}"), **given)
+        name = "-".join([STORYWORLD, *(f"{key}{value}" for key, value in given.items())])
+        corpus = data.prepare_storyworld(Path(options.out or f"data/{name}"), **given)
     else:
         if given:
             raise UserError(f"--{next(iter(given))} belongs to storyworld: leave it out")
@@ -87,6 +88,7 @@ def train(options: argparse.Namespace) -> None:
         steps=options.steps,
         batch_size=options.batch,
         learning_rate=options.lr,
+        warmup_steps=min(50, options.steps // 10),
         seed=options.seed,
         precision=options.precision,
         device=options.device,
@@ -128,11 +130,14 @@ def sample(options: argparse.Namespace) -> None:
         )
 
     if options.count == 1:
-        # a bad prompt fails before its echo
-        experiments.prompt_ids(tokenizer, options.prompt)
-        write(options.prompt)
-        run(write)
-        print()
+        # the prompt is echoed with the first new text, when nothing can be wrong any more
+        waiting = [options.prompt]
+
+        def continue_text(text: str) -> None:
+            write(waiting.pop() + text if waiting else text)
+
+        run(continue_text)
+        print(*waiting)
         return
     for number, text in enumerate(run(None), start=1):
         print(f"--- {number}\n{text}")
@@ -141,14 +146,18 @@ def sample(options: argparse.Namespace) -> None:
 def report(options: argparse.Namespace) -> None:
     """Print the table of the runs below a folder and write their page."""
     folder = Path(options.folder)
-    runs = analysis.find_runs(folder)
+    runs, unfinished = analysis.find_runs(folder), analysis.unfinished_runs(folder)
+    if not runs and not unfinished:
+        raise UserError(f"{folder}: no run in this folder; `resroute train` makes one")
     files = analysis.write_report(
         runs,
         Path(options.out or folder),
         title=options.title or f"resroute: {folder.resolve().name}",
-        unfinished=analysis.unfinished_runs(folder),
+        unfinished=unfinished,
     )
     _console().print(analysis.comparison_table(runs))
+    if unfinished:
+        print(f"\nnot finished: {', '.join(unfinished)}")
     _print_files(files)
 
 
@@ -190,7 +199,8 @@ def _print_corpus(corpus: Corpus) -> None:
     print(f"{corpus.path}: {symbols} symbols, separator {corpus.meta.separator}")
     for split in data.SPLITS:
         size = corpus.split(split)
-        print(f"  {split:5} {size.tokens:>13,} tokens in {size.documents:,} documents")
+        noun = "document" if size.documents == 1 else "documents"
+        print(f"  {split:5} {size.tokens:>13,} tokens in {size.documents:,} {noun}")
     cleaned: dict[str, Any] = corpus.meta.source.get("cleaned", {})
     changed = [f"{count:,} {what.replace('_', ' ')}" for what, count in cleaned.items() if count]
     if changed:

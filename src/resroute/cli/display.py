@@ -79,6 +79,8 @@ class Display(Listener):
         if record["kind"] == "validation" or is_due:
             self.said = time.monotonic()
             self.message(f"{self.label} {record['step']}/{self.total}: {self._losses()}")
+            # a later line of training must not repeat an earlier validation
+            self.latest.pop("validation", None)
 
     def advance(self, step: int) -> None:
         """Move the bar."""

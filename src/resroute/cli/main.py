@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _mistake(str(error))
     except KeyboardInterrupt:
-        print("resroute: interrupted", file=sys.stderr)
+        print(f"resroute: interrupted{options.hint}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone; nothing more can be written there

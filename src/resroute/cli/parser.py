@@ -19,7 +19,9 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in two lines instead of printing its usage."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        # the help itself needs no line in the help
+        super().__init__(**options, add_help=False)
+        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
         self.allow_abbrev = False
         self.formatter_class = _formatter
 
@@ -86,7 +88,7 @@ def make_parser() -> Parser:
 
 def _command(group: Any, word: str, run: Any, summary: str) -> Parser:
     parser: Parser = group.add_parser(word, help=summary, description=summary)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, hint="")
     return parser
 
 
@@ -95,6 +97,7 @@ def _demo(group: Any) -> None:
         group, "demo", commands.demo, "Train PreNorm, Block AttnRes and WAV on equal data; compare."
     )
     add = parser.add_argument
+    parser.set_defaults(hint="; the same command goes on")
     _data_option(parser)
     # two of the models have four blocks
     layers = whole(4, 10_000)
@@ -127,10 +130,11 @@ def _data(group: Any) -> None:
 
 def _train(group: Any) -> None:
     parser = _command(group, "train", commands.train, "Train one model and write its run folder.")
+    parser.set_defaults(hint="; --resume goes on")
     add = parser.add_argument
     _data_option(parser)
     add("--method", default="wav", metavar="NAME", help=", ".join(commands.METHODS))
-    add("--blocks", type=LAYERS, metavar="N", help="depth blocks of block methods (4)")
+    add("--blocks", type=LAYERS, metavar="N", help="depth blocks, where the method has them")
     add("--preset", default="tiny", choices=PRESETS, metavar="NAME", help="width: %(choices)s")
     add("--layers", type=LAYERS, default=24, metavar="L", help="layers (24)")
     add("--context", type=COUNT, default=256, metavar="T", help="tokens of a window (256)")

@@ -46,7 +46,7 @@ def phase(kinds: Sequence[str], seed: int) -> list[float]:
     if sum(values) != 0.0 or not any(values):
         raise UserError(
             "the phase basis needs as many attention as mlp sublayers in a block, got "
-            f"{list(kinds)}; leave 'phase' out of bases"
+            f"{list(kinds)}; name them 'attention' and 'mlp', or leave 'phase' out of bases"
         )
     return values
 

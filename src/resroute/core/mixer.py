@@ -49,7 +49,7 @@ def depth_weights(
         Weights that sum to one over S, in float32 (float64 for float64 sources).
     """
     dtype = compute_dtype(sources[0].value.dtype)
-    key = (query if key_gain is None else query * key_gain).to(dtype)
+    key = query.to(dtype) if key_gain is None else query.to(dtype) * key_gain.to(dtype)
     logits = []
     with _without_autocast(key.device.type):
         for source, bias in zip(sources, biases, strict=True):

@@ -61,6 +61,11 @@ class LayerCache:
         if self.keys is None or self.values is None:
             shape = (*keys.shape[:2], self.capacity, keys.shape[-1])
             self.keys, self.values = keys.new_empty(shape), values.new_empty(shape)
+        elif keys.shape[:2] != self.keys.shape[:2] or keys.shape[3] != self.keys.shape[3]:
+            raise UserError(
+                f"the cache holds {self.keys.shape[0]} sequences, got {keys.shape[0]}; start a "
+                "new cache for another batch"
+            )
         end = first + keys.shape[2]
         self.keys[:, :, first:end] = keys
         self.values[:, :, first:end] = values
@@ -75,16 +80,13 @@ class Cache:
         self.context = context
         self.length = 0
 
-    def reserve(self, count: int) -> int:
-        """Make room for `count` more tokens; return the position of the first."""
-        first = self.length
-        if first + count > self.context:
+    def require_room(self, count: int) -> None:
+        """Raise a `UserError` where `count` more tokens do not fit."""
+        if self.length + count > self.context:
             raise UserError(
-                f"{first} cached and {count} new tokens exceed the context of {self.context}; "
-                "start a new cache on the latest tokens"
+                f"{self.length} cached and {count} new tokens exceed the context of "
+                f"{self.context}; start a new cache on the latest tokens"
             )
-        self.length += count
-        return first
 
 
 class HeadNorm(nn.RMSNorm):

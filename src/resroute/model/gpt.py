@@ -237,6 +237,11 @@ class GPT(nn.Module):
         Raises:
             UserError: Tokens that are not (B, T), or more of them than the context holds.
         """
+        if targets is not None and targets.shape != tokens.shape:
+            raise UserError(
+                f"targets must have the shape of tokens, {tuple(tokens.shape)}, got "
+                f"{tuple(targets.shape)}"
+            )
         hidden = self._hidden(tokens, cache)
         logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -263,7 +268,12 @@ class GPT(nn.Module):
         length = tokens.shape[1]
         if length > self.config.context:
             raise UserError(f"{length} tokens exceed the model's context of {self.config.context}")
-        first = 0 if cache is None else cache.reserve(length)
+        first = 0
+        if cache is not None:
+            if (len(cache.layers), cache.context) != (self.config.num_layers, self.config.context):
+                raise UserError("the cache was made for another model; take model.new_cache()")
+            cache.require_room(length)
+            first = cache.length
         x = self.embedding(tokens)
         angles = None
         if self.positions is None:
@@ -276,5 +286,8 @@ class GPT(nn.Module):
         for index, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache.layers[index]
             stream = layer(stream, self.policy, 2 * index, angles, layer_cache, first)
+        if cache is not None:
+            # last, so that a forward pass that failed leaves the cache as it was
+            cache.length += length
         normalised: Tensor = self.norm(self.policy.finish(stream))
         return normalised

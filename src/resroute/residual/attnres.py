@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from resroute.config import UserError, register
+from resroute.config import register, require_whole
 from resroute.core import block_sites
 from resroute.residual.routed import BlockedConfig, RoutedConfig, RoutedPolicy, blocks_by_number
 
@@ -52,8 +52,8 @@ class DeltaAttnRes(RoutedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_blocks is not None and self.num_blocks < 1:
-            raise UserError(f"num_blocks must be at least 1 or None, got {self.num_blocks}")
+        if self.num_blocks is not None:
+            require_whole("num_blocks", self.num_blocks, 1)
 
     def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> RoutedPolicy:
         if self.num_blocks is None:

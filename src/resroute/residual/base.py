@@ -1,5 +1,6 @@
 """The interface of residual methods: what a sublayer reads, and where its update goes."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from resroute.config import UserError, Variant
+from resroute.config import UserError, Variant, require_whole
 
 DEFAULT_KINDS = ("attention", "mlp")
 
@@ -41,15 +42,22 @@ class ResidualConfig(Variant, ABC):
             num_layers: L, layers of the stack.
             dim: D, width of the stream.
             kinds: The K sublayers of one layer, in order. Sites are numbered `0 .. K * L - 1`.
+                The phase basis knows `attention` and `mlp` by these names.
+
+        Warns:
+            UserWarning: Settings that the policy cannot meet, or that have no effect.
 
         Raises:
             UserError: Sizes below one, or settings that do not fit the stack.
         """
         for name, value in (("num_layers", num_layers), ("dim", dim), ("len(kinds)", len(kinds))):
-            if value < 1:
-                raise UserError(f"a residual policy needs {name} of at least 1, got {value}")
+            require_whole(name, value, 1)
+        if isinstance(kinds, str):
+            raise UserError(f"kinds must be a sequence of names, such as ({kinds!r},)")
         policy = self._build(num_layers, dim, tuple(kinds))
         policy.reset_parameters()
+        for note in policy.notes:
+            warnings.warn(note, stacklevel=2)
         return policy
 
     @abstractmethod
@@ -84,12 +92,20 @@ class Policy(nn.Module, ABC, Generic[S]):
         self.dim = dim
         self.kinds = kinds
         self.num_sites = num_layers * len(self.kinds)
+        self.notes: list[str] = []
+        """What the person who built the policy should know."""
 
     def reset_parameters(self) -> None:
         """Set every parameter and buffer to its initial value, in place."""
 
+    def extra_repr(self) -> str:
+        """Sizes, for printing."""
+        return f"num_layers={self.num_layers}, dim={self.dim}, kinds={self.kinds}"
+
     def start(self, embedding: Tensor) -> S:
         """Open a stream on the embedding (..., D), whose dtype the stream keeps."""
+        if not embedding.is_floating_point():
+            raise UserError(f"a stream needs a floating-point embedding, got {embedding.dtype}")
         if embedding.shape[-1:] != (self.dim,):
             raise UserError(
                 f"the policy was built for width {self.dim}, got an embedding of shape "
@@ -103,8 +119,14 @@ class Policy(nn.Module, ABC, Generic[S]):
         return self._read(stream)
 
     def write(self, stream: S, site: int, update: Tensor) -> S:
-        """A new stream with the sublayer's update (..., D) added."""
+        """A new stream with the sublayer's update added, which has the embedding's shape."""
         self._expect(stream, site)
+        shape = self._reference(stream).shape
+        if update.shape != shape:
+            raise UserError(
+                f"the update of site {site} has shape {tuple(update.shape)}, the stream has "
+                f"{tuple(shape)}: a sublayer returns what it reads in shape"
+            )
         return self._write(stream, update)
 
     def finish(self, stream: S) -> Tensor:
@@ -134,6 +156,10 @@ class Policy(nn.Module, ABC, Generic[S]):
                 f"the stream is at site {stream.site} of {self.num_sites}, got site {site}: "
                 "sites are read and written in order, each once"
             )
+
+    @abstractmethod
+    def _reference(self, stream: S) -> Tensor:
+        """Any tensor of the stream's shape and dtype."""
 
     @abstractmethod
     def _start(self, embedding: Tensor) -> S: ...

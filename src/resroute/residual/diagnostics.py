@@ -33,12 +33,16 @@ def capture(policy: Policy[Any]) -> Iterator[dict[int, tuple[list[str], Tensor]]
         note(stream, policy.num_sites)
         return finish(stream)
 
-    # on the instance, so that no other policy is touched
+    # on the instance, so that no other policy is touched; another capture may be open
+    former: dict[str, Any] = {
+        name: vars(policy)[name] for name in ("read", "finish") if name in vars(policy)
+    }
     vars(policy).update(read=noted_read, finish=noted_finish)
     try:
         yield seen
     finally:
         del vars(policy)["read"], vars(policy)["finish"]
+        vars(policy).update(former)
 
 
 def depth_map(policy: Policy[Any], forward: Callable[[], Any]) -> dict[str, Any] | None:

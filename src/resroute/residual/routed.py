@@ -1,7 +1,6 @@
 """What all routed methods share: blocks, depth sources, the mixer's parameters and the gate."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from resroute.config import UserError
+from resroute.config import UserError, require_whole
 from resroute.core import Source, accumulate, block_sites, depth_mix, depth_weights, inverse_rms
 from resroute.residual.base import Policy, ResidualConfig
 
@@ -40,14 +39,15 @@ class RoutedConfig(ResidualConfig):
     """Options of every method with a depth-wise softmax."""
 
     eps: float = 1e-6
-    """Added to mean squares. Our choice: the papers give none."""
+    """Added to mean squares. Our choice: the papers give none. Zero is for tests: a source of
+    zeros then gives NaN."""
     key_gain: bool = True
     """Learn an RMSNorm gain on the keys, as Kimi K3 does; False leaves it out."""
     gated: bool = False
     """Blend from the plain sum by a gate that starts at zero: step 0 is PreNorm exactly."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.eps <= 1:
+        if not (isinstance(self.eps, float | int) and 0 <= self.eps <= 1):
             raise UserError(f"eps must be at least 0 and at most 1, got {self.eps}")
 
 
@@ -57,7 +57,7 @@ class BlockedConfig(RoutedConfig):
 
     num_blocks: int | None = None
     """Blocks of the stack; each takes `ceil(L / num_blocks)` layers, the last may be shorter.
-    With neither option there are `min(4, L)` blocks."""
+    With neither option `min(4, L)` is taken; the policy's `num_blocks` is what that makes."""
     block_layers: int | None = None
     """Layers a block, instead of `num_blocks`."""
 
@@ -70,8 +70,8 @@ class BlockedConfig(RoutedConfig):
             )
         for name in ("num_blocks", "block_layers"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                require_whole(name, value, 1)
 
     def blocks(self, num_layers: int, sites_per_layer: int) -> list[range]:
         """Sites of each block of a stack."""
@@ -88,20 +88,13 @@ class BlockedConfig(RoutedConfig):
 
 
 def blocks_by_number(num_blocks: int, num_layers: int, sites_per_layer: int) -> list[range]:
-    """Sites of each block where a number of blocks is asked for; warns where it is not met."""
+    """Sites of each block where a number of blocks is asked for; there may be fewer."""
     if num_blocks > num_layers:
         raise UserError(
             f"num_blocks={num_blocks} is more than the stack's {num_layers} layers; "
             f"use at most {num_layers}"
         )
-    blocks = block_sites(num_layers, sites_per_layer, math.ceil(num_layers / num_blocks))
-    if len(blocks) != num_blocks:
-        warnings.warn(
-            f"{num_blocks} blocks of {num_layers} layers make {len(blocks)} blocks of "
-            f"{math.ceil(num_layers / num_blocks)} layers (the last may be shorter)",
-            stacklevel=2,
-        )
-    return blocks
+    return block_sites(num_layers, sites_per_layer, math.ceil(num_layers / num_blocks))
 
 
 class RoutedPolicy(Policy[RoutedStream]):
@@ -145,12 +138,23 @@ class RoutedPolicy(Policy[RoutedStream]):
         self.embedding_source = embedding_source
         self.additive = additive
         self.details_in_readout = details_in_readout
+        asked = getattr(config, "num_blocks", None)
+        if asked not in (None, self.num_blocks):
+            self.notes.append(
+                f"{asked} blocks of {num_layers} layers make {self.num_blocks} blocks of "
+                f"{len(blocks[0]) // len(kinds)} layers (the last may be shorter)"
+            )
         self._ends = {block.stop for block in blocks}
         self._slots = [self._slots_at(site, sum_name) for site in range(self.num_sites + 1)]
         rows = self.num_sites if additive else self.num_sites + 1
         self.query = nn.Parameter(torch.empty(rows, dim))
         self.key_gain = nn.Parameter(torch.empty(rows, dim)) if config.key_gain else None
         self.gate = nn.Parameter(torch.empty(rows)) if config.gated else None
+
+    def extra_repr(self) -> str:
+        """Sizes, blocks and bases, for printing."""
+        bases = f", bases={self.bases}" if self.bases else ""
+        return f"{super().extra_repr()}, num_blocks={self.num_blocks}{bases}"
 
     def reset_parameters(self) -> None:
         """Zero queries and gates, unit gains: every site starts as the plain mean."""
@@ -182,7 +186,7 @@ class RoutedPolicy(Policy[RoutedStream]):
         return RoutedStream(0, sources, (), embedding if keeps_total else None)
 
     def _write(self, stream: RoutedStream, update: Tensor) -> RoutedStream:
-        dtype = self._dtype(stream)
+        dtype = self._reference(stream).dtype
         total = stream.total
         if total is not None:
             total = accumulate(total, update, dtype=dtype)
@@ -205,7 +209,7 @@ class RoutedPolicy(Policy[RoutedStream]):
             base = total.to(mix.dtype)
             step = mix if self.additive else mix - base
             mix = base + (step if self.gate is None else self.gate[stream.site].to(mix) * step)
-        return mix.to(self._dtype(stream))
+        return mix.to(self._reference(stream).dtype)
 
     def _weights(self, stream: RoutedStream) -> tuple[list[str], Tensor]:
         slots, sources = self._pool(stream)
@@ -233,10 +237,8 @@ class RoutedPolicy(Policy[RoutedStream]):
     def _source(self, value: Tensor) -> Source:
         return Source(value, inverse_rms(value, self.eps))
 
-    @staticmethod
-    def _dtype(stream: RoutedStream) -> torch.dtype:
-        tensor = stream.sources[0].value if stream.total is None else stream.total
-        return tensor.dtype
+    def _reference(self, stream: RoutedStream) -> Tensor:
+        return stream.sources[0].value if stream.total is None else stream.total
 
     def _accumulate(
         self, stream: RoutedStream, update: Tensor, dtype: torch.dtype

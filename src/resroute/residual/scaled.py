@@ -25,6 +25,9 @@ class SumPolicy(Policy[SumStream]):
         """What the update of a site is multiplied by: a number, or a tensor () or (D,)."""
         return 1.0
 
+    def _reference(self, stream: SumStream) -> Tensor:
+        return stream.total
+
     def _start(self, embedding: Tensor) -> SumStream:
         return SumStream(0, embedding)
 

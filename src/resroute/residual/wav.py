@@ -1,6 +1,5 @@
 """WAV v1 (arXiv 2606.06564v1): block sums and zero-sum details in one depth-wise softmax."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,11 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from resroute.config import UserError, register, suggestion
+from resroute.config import UserError, register, require_whole, suggestion
 from resroute.core import (
     SIGN_RULES,
     Source,
     accumulate,
+    compute_dtype,
     inverse_rms,
     matching_factor,
     signs,
@@ -57,7 +57,10 @@ class WAV(BlockedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.bases, str):
+            raise UserError(f"bases must be a sequence of names, such as ({self.bases!r},)")
         object.__setattr__(self, "bases", tuple(self.bases))
+        require_whole("basis_seed", self.basis_seed, 0)
         for name in self.bases:
             if name not in SIGN_RULES:
                 known = ", ".join(SIGN_RULES)
@@ -80,9 +83,9 @@ class WAV(BlockedConfig):
 
     @property
     def label(self) -> str:
-        """WAV, with its bases where they are not the paper's two."""
-        usual = self.bases == ("phase", "split")
-        return "WAV" if usual else f"WAV ({' + '.join(self.bases) or 'no basis'})"
+        """WAV or HAARES, or WAV with its bases where they are neither's."""
+        names = {("phase", "split"): "WAV", ("split",): "HAARES"}
+        return names.get(self.bases, f"WAV ({' + '.join(self.bases) or 'no basis'})")
 
     def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> "WAVPolicy":
         return WAVPolicy(self, num_layers, dim, kinds)
@@ -130,11 +133,13 @@ class WAVPolicy(RoutedPolicy):
                 "learn_bases takes coefficients less their mean over the block, which leaves "
                 "nothing of the basis 'duplicate'; leave one of them out"
             )
-        if {"phase", "split"} <= set(config.bases) and self.blocks[0].stop == 2:
-            warnings.warn(
+        if not {"phase", "split"} <= set(config.bases):
+            return
+        first = [dict(zip(config.bases, self.signs[site], strict=True)) for site in self.blocks[0]]
+        if all(row["phase"] == row["split"] for row in first):
+            self.notes.append(
                 "with one layer a block the phase and split bases coincide; use fewer, longer "
-                "blocks or one basis",
-                stacklevel=2,
+                "blocks or one basis"
             )
 
     def reset_parameters(self) -> None:
@@ -160,8 +165,8 @@ class WAVPolicy(RoutedPolicy):
         if self.basis is None:
             return self.signs[site] if self.bases else ()
         block = self._block_of[site]
-        rows = self.basis[block.start : block.stop]
-        return (self.basis[site] - rows.mean(0)).unbind(0)
+        basis = self.basis.to(compute_dtype(self.basis.dtype))
+        return (basis[site] - basis[block.start : block.stop].mean(0)).unbind(0)
 
     def _block_sources(self, running: tuple[Tensor, ...]) -> tuple[Source, ...]:
         state = self._source(running[0])

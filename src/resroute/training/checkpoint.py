@@ -19,6 +19,8 @@ from resroute.training.config import TrainConfig
 
 FORMAT_VERSION = 1
 KEPT = 2
+# a folder of checkpoints is read from its newest on
+_REMEDY = "use another checkpoint (without this folder the one before it is taken)"
 _NAME = re.compile(r"step_(\d{6,})")
 _FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
@@ -81,7 +83,7 @@ def read(path: Path) -> tuple[Checkpoint, TrainConfig, CharTokenizer]:
     Raises:
         UserError: A missing, damaged or unknown file, or non-finite weights.
     """
-    remedy = "use another checkpoint"
+    remedy = _REMEDY
     state = read_json(path / "state.json", remedy)
     if state.get("format_version") != FORMAT_VERSION:
         raise UserError(
@@ -197,7 +199,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else "damaged or truncated"
-        raise UserError(f"{path}: {reason}; use another checkpoint") from error
+        raise UserError(f"{path}: {reason}; {_REMEDY}") from error
     return tensors
 
 

@@ -47,7 +47,7 @@ class TrainConfig:
     evaluation_windows: int = 64
     """Most windows of the validation split that an evaluation reads."""
     log_every: int = 10
-    checkpoint_every: int = 500
+    checkpoint_every: int = 100
     """Steps between checkpoints; the last step always gets one."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """bfloat16 is autocast; auto takes it on GPUs and on CPUs with AMX or AVX512-BF16."""
@@ -90,6 +90,6 @@ class TrainConfig:
 
     def run_name(self, corpus_fingerprint: str) -> str:
         """`<method>-L<layers>-s<seed>-<fingerprint>`."""
-        method = self.model.residual.type_name
+        method = self.model.residual.type_name.replace("_", "-")
         digits = fingerprint(self.identity(corpus_fingerprint))
         return f"{method}-L{self.model.num_layers}-s{self.seed}-{digits}"

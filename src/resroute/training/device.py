@@ -71,7 +71,8 @@ def describe_device(device: torch.device) -> str:
     """A device in words, such as `cpu (x86_64, 2 threads)`; never the name of the host."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"{device} ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
 
 
 def environment(device: torch.device, precision: torch.dtype) -> dict[str, Any]:

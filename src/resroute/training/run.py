@@ -19,6 +19,8 @@ class RunFolder:
     """Paths of one run."""
 
     path: Path
+    moved: Path | None = None
+    """Where `fresh` has put the run that was here."""
 
     @property
     def checkpoints(self) -> Path:
@@ -67,10 +69,11 @@ def claim(config: TrainConfig, corpus: Corpus, *, resume: bool, fresh: bool) -> 
     occupied = path.is_dir() and any(path.iterdir())
     if occupied and not (path / "config.json").is_file():
         raise UserError(f"{path} exists and is not a run folder; give another one with --out")
+    moved = None
     if occupied and fresh:
-        path.rename(_unused(path))
+        moved = path.rename(_unused(path))
         occupied = False
-    run = RunFolder(path=path)
+    run = RunFolder(path=path, moved=moved)
     if occupied:
         _check_same(run, config, corpus)
         if run.summary() is None and not resume:
@@ -114,12 +117,24 @@ def _check_same(run: RunFolder, config: TrainConfig, corpus: Corpus) -> None:
             f"({old_corpus['fingerprint']}), not on {corpus.name!r} ({corpus.fingerprint}): text "
             "or vocabulary differ; give another folder with --out"
         )
-    named = differences(old.identity(corpus.fingerprint), config.identity(corpus.fingerprint))
+    theirs, ours = old.identity(corpus.fingerprint), config.identity(corpus.fingerprint)
+    named = [
+        f"{name} ({_at(theirs, name)} there, {_at(ours, name)} here)"
+        for name in differences(theirs, ours)
+    ]
     if named:
+        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
         raise UserError(
-            f"{run.path} belongs to another configuration, which differs in {', '.join(named)}; "
-            "give another folder with --out, or start over with --fresh"
+            f"{run.path} belongs to another configuration, which differs in "
+            f"{', '.join(named[:3])}{more}\ngive another folder with --out, or start over with "
+            "--fresh"
         )
+
+
+def _at(data: Any, path: str) -> Any:
+    for name in path.split("."):
+        data = data.get(name, "none") if isinstance(data, dict) else "none"
+    return data
 
 
 def _unused(path: Path) -> Path:

@@ -60,6 +60,8 @@ def train(
             or a loss that is no longer finite.
     """
     listener = listener or Listener()
+    if stop_at is not None and stop_at < 0:
+        raise UserError(f"stop_at must be at least 0, got {stop_at}")
     corpus = open_corpus(Path(config.data))
     if config.model.vocab_size != corpus.tokenizer.vocab_size:
         raise UserError(
@@ -74,6 +76,8 @@ def train(
     _require_buildable(config)
     device = choose_device(config.device)
     run = claim(config, corpus, resume=resume, fresh=fresh)
+    if run.moved is not None:
+        listener.message(f"the old run is kept as {run.moved}")
     summary = run.summary()
     if summary is not None:
         listener.message(f"{run.path} is finished: reused (--fresh trains again)")
@@ -136,8 +140,23 @@ class Trainer:
         self.listener.begin(
             config.model.residual.label, self.step, config.steps, self.evaluation.floor
         )
-        if self.step == 0:
+        if self.step == 0 and self.validation_loss is None:
             self._evaluate()
+        try:
+            self._run_to(end)
+        except KeyboardInterrupt:
+            newest = checkpoint.latest(self.run.checkpoints)
+            at = newest.name if newest else "none yet"
+            self.listener.message(f"stopped after step {self.step}; newest checkpoint: {at}")
+            raise
+        self._save()
+        if self.step < config.steps:
+            return {"path": str(self.run.path), "step": self.step}
+        return self._finish()
+
+    def _run_to(self, end: int) -> None:
+        """Take steps up to `end`, and report, evaluate and save when it is time."""
+        config = self.config
         for record in self._steps(end):
             if self.step % config.log_every == 0 or self.step == config.steps:
                 self._report(record)
@@ -146,10 +165,6 @@ class Trainer:
             self.listener.advance(self.step)
             if self.step % config.checkpoint_every == 0 and self.step < end:
                 self._save()
-        self._save()
-        if self.step < config.steps:
-            return {"path": str(self.run.path), "step": self.step}
-        return self._finish()
 
     def _steps(self, end: int) -> Iterator[dict[str, Any]]:
         """Take steps up to `end`; yield each one's record."""
@@ -270,13 +285,17 @@ class Trainer:
         """Go on from the newest checkpoint; without one, from the start."""
         newest = checkpoint.latest(self.run.checkpoints)
         if newest is None:
+            if self.run.metrics.read():
+                self.listener.message("no checkpoint yet: starting from step 0")
             self.run.metrics.rewind(-1)
             return
         state, _, tokenizer = checkpoint.read(newest)
         if tokenizer != self.corpus.tokenizer:
             raise UserError(f"{newest} has another vocabulary than {self.config.data}")
         checkpoint.load_weights(self.model, state.model, newest)
-        checkpoint.restore_optimizer(self.optimizer, state.optimizer, newest)
+        # before the first step AdamW has no state
+        if state.step > 0:
+            checkpoint.restore_optimizer(self.optimizer, state.optimizer, newest)
         torch.set_rng_state(state.random_state)
         self.step = self.saved_step = state.step
         self.best = state.best_validation_loss
@@ -294,6 +313,9 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         """Write depth weights and, last of all, the summary."""
+        if self.validation_loss is None:
+            # the record of the last step was lost
+            self._evaluate()
         self.model.eval()
         with torch.no_grad(), self._autocast():
             inputs = self.evaluation.inputs[:_DEPTH_WINDOWS].to(self.device)
