@@ -11,7 +11,7 @@ from torch import Tensor
 from resroute.config import fingerprint
 from resroute.core import inverse_rms
 from resroute.data import prepare_storyworld
-from resroute.model import GPTConfig
+from resroute.model import GPT, GPTConfig
 from resroute.residual import (
     HAARES,
     WAV,
@@ -74,6 +74,18 @@ def randomise(policy: Policy[Any], *, seed: int = 0, std: float = 0.5) -> None:
 
 def _sorted_parameters(policy: Policy[Any]) -> Iterator[tuple[str, Tensor]]:
     yield from sorted(policy.named_parameters())
+
+
+def small_gpt_config(**options: Any) -> GPTConfig:
+    """A shape that tests in milliseconds; `options` replace fields."""
+    shape = {"vocab_size": 11, "context": 8, "num_layers": 4, "num_heads": 4, "dim": 16}
+    return GPTConfig(**{**shape, **options})
+
+
+def small_gpt(*, seed: int = 0, **options: Any) -> GPT:
+    """A model of `small_gpt_config`, its weights drawn from `seed`."""
+    torch.manual_seed(seed)
+    return GPT(small_gpt_config(**options))
 
 
 GOLDEN: dict[str, ResidualConfig] = {

@@ -7,24 +7,15 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from resroute.config import UserError
-from resroute.model import GPT, GPTConfig
+from resroute.model import GPT
 from resroute.model.gpt import MLP
 from resroute.residual import WAV, BlockAttnRes, FullAttnRes, PreNorm, ResidualConfig, ReZero
-
-
-def config(**options: Any) -> GPTConfig:
-    shape = {"vocab_size": 11, "context": 8, "num_layers": 4, "num_heads": 4, "dim": 16}
-    return GPTConfig(**{**shape, **options})
-
-
-def build(*, seed: int = 0, **options: Any) -> GPT:
-    torch.manual_seed(seed)
-    return GPT(config(**options))
+from resroute.testing import small_gpt, small_gpt_config
 
 
 def awake(**options: Any) -> GPT:
     """A float64 model with every parameter off its initial value, so that all of it matters."""
-    model = build(**options).double()
+    model = small_gpt(**options).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
@@ -129,8 +120,8 @@ def test_closed_gates_are_pre_norm_to_the_bit(residual: ResidualConfig) -> None:
 
 def test_dropout_acts_in_training_alone(residual: ResidualConfig) -> None:
     tokens = draw_tokens(2, 8)
-    expected = logits_of(build(residual=residual), tokens)
-    model = build(residual=residual, dropout=0.3)
+    expected = logits_of(small_gpt(residual=residual), tokens)
+    model = small_gpt(residual=residual, dropout=0.3)
     assert torch.equal(logits_of(model.eval(), tokens), expected)
     model.train()
     first, second = logits_of(model, tokens), logits_of(model, tokens)
@@ -138,7 +129,7 @@ def test_dropout_acts_in_training_alone(residual: ResidualConfig) -> None:
 
 
 def test_dropout_of_the_embedding_and_of_the_mlp_scale_what_they_keep() -> None:
-    model = build(residual=ReZero(), dropout=0.5, vocab_size=11, dim=64, norm_eps=1.0)
+    model = small_gpt(residual=ReZero(), dropout=0.5, vocab_size=11, dim=64, norm_eps=1.0)
     seen: list[Tensor] = []
     model.norm.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
     tokens = draw_tokens(2, 8)
@@ -148,7 +139,7 @@ def test_dropout_of_the_embedding_and_of_the_mlp_scale_what_they_keep() -> None:
     assert sorted(set(ratio.flatten().round(decimals=4).tolist())) == [0.0, 2.0]
     assert 0.4 < (ratio == 0).float().mean() < 0.6
 
-    mlp, x = MLP(config(dropout=0.75, dim=64)).double(), torch.randn(40, 1, 64).double()
+    mlp, x = MLP(small_gpt_config(dropout=0.75, dim=64)).double(), torch.randn(40, 1, 64).double()
     ratio = mlp.train()(x) / mlp.eval()(x)
     assert sorted(set(ratio.flatten().round(decimals=9).tolist())) == [0.0, 4.0]
     assert 0.7 < (ratio == 0).double().mean() < 0.8
@@ -157,7 +148,7 @@ def test_dropout_of_the_embedding_and_of_the_mlp_scale_what_they_keep() -> None:
 @pytest.mark.parametrize("kind", ["swiglu", "gelu"])
 def test_the_mlp_by_hand(kind: str) -> None:
     torch.manual_seed(0)
-    mlp = MLP(config(mlp=kind, mlp_ratio=1.5, norm_eps=1e-3)).double()
+    mlp = MLP(small_gpt_config(mlp=kind, mlp_ratio=1.5, norm_eps=1e-3)).double()
     x = torch.randn(3, 4, 16, dtype=torch.float64)
     h = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() @ mlp.up.weight.T
     if kind == "swiglu":
@@ -213,7 +204,7 @@ def test_the_loss_is_the_mean_over_targets_that_count() -> None:
 def test_what_is_returned(
     has_targets: bool, return_logits: bool | None, expected: tuple[bool, bool]
 ) -> None:
-    model, tokens = build(), draw_tokens(1, 4)
+    model, tokens = small_gpt(), draw_tokens(1, 4)
     targets = tokens if has_targets else None
     logits, loss = model(tokens, targets, return_logits=return_logits)
     assert (logits is not None, loss is not None) == expected
@@ -288,7 +279,7 @@ def test_half_precision_gives_float32_logits_close_to_the_truth(residual: Residu
 
 
 def test_tokens_that_do_not_fit_are_refused() -> None:
-    model = build()
+    model = small_gpt()
     with pytest.raises(UserError, match="9 tokens exceed the model's context of 8"):
         model(draw_tokens(1, 9))
     with pytest.raises(UserError, match=r"tokens must be \(batch, tokens\), got shape \(8,\)"):
@@ -300,14 +291,14 @@ def test_tokens_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_cache_belongs_to_one_model_and_batch() -> None:
-    model = build().eval()
+    model = small_gpt().eval()
     tokens = torch.arange(8).view(2, 4)
     cache = model.new_cache()
     model(tokens, cache=cache)
     with pytest.raises(UserError, match="the cache holds 2 sequences, got 1"):
         model(tokens[:1, :1], cache=cache)
     with pytest.raises(UserError, match="made for another model"):
-        model(tokens, cache=build(num_layers=6).new_cache())
+        model(tokens, cache=small_gpt(num_layers=6).new_cache())
     # a pass that failed left no trace
     assert cache.length == 4
     with pytest.raises(IndexError):
@@ -320,4 +311,4 @@ def test_a_cache_belongs_to_one_model_and_batch() -> None:
 def test_targets_have_the_shape_of_tokens() -> None:
     tokens = torch.zeros(2, 4, dtype=torch.int64)
     with pytest.raises(UserError, match=r"shape of tokens, \(2, 4\), got \(4, 2\)"):
-        build()(tokens, tokens.T)
+        small_gpt()(tokens, tokens.T)

@@ -4,24 +4,15 @@ from typing import Any
 import pytest
 import torch
 
-from resroute.model import GPT, GPTConfig
+from resroute.model import GPT
 from resroute.residual import WAV, FullAttnRes, ResidualConfig
-
-
-def config(**options: Any) -> GPTConfig:
-    shape = {"vocab_size": 11, "context": 8, "num_layers": 4, "num_heads": 4, "dim": 16}
-    return GPTConfig(**{**shape, **options})
-
-
-def build(*, seed: int = 0, **options: Any) -> GPT:
-    torch.manual_seed(seed)
-    return GPT(config(**options))
+from resroute.testing import small_gpt, small_gpt_config
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @torch.no_grad()
 def test_initial_weights_follow_their_laws(tied: bool) -> None:
-    model = build(
+    model = small_gpt(
         dim=64,
         vocab_size=200,
         context=50,
@@ -54,26 +45,26 @@ def test_initial_weights_follow_their_laws(tied: bool) -> None:
 def test_models_that_differ_in_the_method_alone_start_from_equal_weights(
     residual: ResidualConfig,
 ) -> None:
-    state = build(residual=residual, seed=5).state_dict()
-    expected = build(seed=5).state_dict()
+    state = small_gpt(residual=residual, seed=5).state_dict()
+    expected = small_gpt(seed=5).state_dict()
     assert {key for key in state if not key.startswith("policy.")} == set(expected)
     for key, value in expected.items():
         assert torch.equal(state[key], value), key
-    other = build(seed=6).state_dict()
+    other = small_gpt(seed=6).state_dict()
     assert not torch.equal(other["embedding.weight"], expected["embedding.weight"])
 
 
 def test_a_model_from_the_meta_device_equals_one_built_directly(residual: ResidualConfig) -> None:
     options = {"residual": residual, "position": "learned", "qk_norm": True}
     with torch.device("meta"):
-        model = GPT(config(**options))
+        model = GPT(small_gpt_config(**options))
     assert all(tensor.is_meta for tensor in model.state_dict().values())
     model.to_empty(device="cpu")
     for tensor in model.state_dict().values():
         tensor.fill_(math.nan)
     torch.manual_seed(3)
     model.init_weights()
-    expected = build(seed=3, **options).state_dict()
+    expected = small_gpt(seed=3, **options).state_dict()
     state = model.state_dict()
     assert list(state) == list(expected)
     for key, value in expected.items():
@@ -82,7 +73,7 @@ def test_a_model_from_the_meta_device_equals_one_built_directly(residual: Residu
 
 def test_a_forward_pass_on_the_meta_device_gives_shapes() -> None:
     with torch.device("meta"):
-        model, tokens = GPT(config(num_kv_heads=2)), torch.zeros(2, 8, dtype=torch.int64)
+        model, tokens = GPT(small_gpt_config(num_kv_heads=2)), torch.zeros(2, 8, dtype=torch.int64)
     logits, loss = model(tokens, tokens, return_logits=True)
     assert logits.is_meta
     assert logits.shape == (2, 8, 11)
@@ -92,7 +83,7 @@ def test_a_forward_pass_on_the_meta_device_gives_shapes() -> None:
 @torch.no_grad()
 def test_predictions_start_near_uniform() -> None:
     tokens = torch.arange(8).unsqueeze(0)
-    loss = build()(tokens, tokens)[1]
+    loss = small_gpt()(tokens, tokens)[1]
     assert loss.item() == pytest.approx(math.log(11), abs=0.005)
 
 
@@ -110,7 +101,7 @@ def test_predictions_start_near_uniform() -> None:
 )
 def test_parameters_by_formula(options: dict[str, Any], expected: int) -> None:
     def count(**more: Any) -> int:
-        return sum(p.numel() for p in build(**options, **more).parameters())
+        return sum(p.numel() for p in small_gpt(**options, **more).parameters())
 
     assert count() == expected
     # queries and key gains, and two biases a site
