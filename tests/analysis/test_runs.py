@@ -188,3 +188,7 @@ def test_runs_of_one_label_are_told_apart_by_their_options(make_run, tmp_path):
     make_run("c", label="PreNorm")
     labels = run_labels(find_runs(tmp_path / "runs"))
     assert sorted(labels) == ["PreNorm", "WAV (rho_max=1.0)", "WAV (rho_max=2.0)"]
+
+
+def test_a_seed_may_be_any(make_run):
+    assert read_run(make_run("a", seed=2**63 - 1)).seed == 2**63 - 1

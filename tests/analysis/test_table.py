@@ -1,3 +1,4 @@
+import io
 import math
 
 import pytest
@@ -125,11 +126,17 @@ def test_a_label_is_text_and_not_markup(make_run, tmp_path):
     assert any("[red]WAV[/red]" in line for line in plain(find_runs(tmp_path / "runs"), 120))
 
 
-def test_only_runs_of_one_setting_are_compared(make_run, tmp_path):
-    make_run("a", validation_loss=0.9, tokens=1000)
-    make_run("b", validation_loss=0.5, tokens=2000)
-    rows = comparison_rows(find_runs(tmp_path / "runs"))
-    assert [row.is_best for row in rows] == [True, True]
-    shown = {column.heading: column.cells for column in columns(rows)}
-    assert shown["tokens"] == ["0.00", "0.00"]
-    assert "width" not in shown
+def test_only_runs_of_one_setting_are_compared_and_labels_say_so(make_run, tmp_path):
+    make_run("a", label="PreNorm", validation_loss=0.9, tokens=1000)
+    make_run("b", label="PreNorm", validation_loss=0.5, tokens=2000)
+    make_run("c", label="WAV", validation_loss=0.7, tokens=2000)
+    runs = find_runs(tmp_path / "runs")
+    rows = comparison_rows(runs)
+    assert [(row.label, row.is_best) for row in rows] == [
+        ("PreNorm (1,000 tokens)", True),
+        ("PreNorm (2,000 tokens)", True),
+        ("WAV (2,000 tokens)", False),
+    ]
+    console = Console(width=80, file=io.StringIO())
+    console.print(comparison_table(runs))
+    assert "PreNorm" in console.file.getvalue()

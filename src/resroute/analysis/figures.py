@@ -3,7 +3,7 @@
 import io
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -100,8 +100,12 @@ def loss_image(runs: list[Run], kind: Format) -> bytes:
         return _render(figure, kind)
 
 
-def depth_image(runs: list[Run], kind: Format) -> bytes:
-    """The file that `depth_figure` writes."""
+def depth_image(
+    runs: list[Run], kind: Format, *, labels: Mapping[Path, str] | None = None
+) -> bytes:
+    """The file that `depth_figure` writes; `labels` by run folder, where `runs` are not all."""
+    if labels is None:
+        labels = labels_by_path(runs)
     routed = [(run, run.depth_weights) for run in routed_runs(runs) if run.depth_weights]
     if not routed:
         raise UserError("no depth weights to draw: none of the runs has a routed method")
@@ -117,7 +121,8 @@ def depth_image(runs: list[Run], kind: Format) -> bytes:
             axes.set_axis_off()
         for axes, (run, maps) in zip(panels, routed, strict=False):
             image = _draw_map(axes, maps)
-            axes.set_title(f"{_plain(run.label)}, {run.num_layers} layers, seed {run.seed}")
+            title = f"{_plain(labels[run.path])}, {run.num_layers} layers, seed {run.seed}"
+            axes.set_title(title)
         bar = figure.colorbar(
             image, ax=list(panels), shrink=0.7 / num_rows, aspect=24, pad=0.02, anchor=(0, 1)
         )
@@ -126,6 +131,11 @@ def depth_image(runs: list[Run], kind: Format) -> bytes:
         bar.set_label("weight (sqrt scale)")
         bar.outline.set_visible(False)
         return _render(figure, kind)
+
+
+def labels_by_path(runs: list[Run]) -> dict[Path, str]:
+    """Labels that tell the runs apart, by run folder."""
+    return dict(zip([run.path for run in runs], run_labels(runs), strict=True))
 
 
 def routed_runs(runs: list[Run]) -> list[Run]:

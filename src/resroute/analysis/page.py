@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from resroute.analysis.figures import (
     depth_image,
+    labels_by_path,
     loss_image,
     routed_runs,
 )
@@ -205,11 +206,12 @@ def _maps(runs: list[Run]) -> list[str]:
     routed = routed_runs(runs)
     if not routed:
         return []
-    figures = [
-        f"<figure>{_inline(depth_image([run], 'svg'), f'map{i}', f'Depth weights: {run.label}')}"
-        "</figure>"
-        for i, run in enumerate(routed)
-    ]
+    labels = labels_by_path(runs)
+    figures = []
+    for i, run in enumerate(routed):
+        image = depth_image([run], "svg", labels=labels)
+        title = f"Depth weights: {labels[run.path]}"
+        figures.append(f"<figure>{_inline(image, f'map{i}', title)}</figure>")
     return [
         "<h2>Depth weights</h2>",
         "<p>Each row is a site (one sublayer, first at the top, the readout last) and shows how "

@@ -172,16 +172,17 @@ def unfinished_runs(folder: Path) -> list[str]:
 def run_labels(runs: list[Run]) -> list[str]:
     """The runs' labels, made to differ.
 
-    By the corpus where there are several, then by the method's options in which runs of one label
-    differ, and by the run's name where nothing else does.
+    By the corpus where there are several; by width and tokens where any two runs differ in them;
+    by the options in which methods of one label differ; by the name where nothing else does.
     """
     one_corpus = len({run.summary["corpus"] for run in runs}) < 2
     labels = [run.label if one_corpus else f"{run.label}, {run.summary['corpus']}" for run in runs]
+    notes = zip(labels, _sizes(runs), _options(runs, labels), strict=True)
     labels = [
-        f"{label} ({options})" if options else label
-        for label, options in zip(labels, _told_apart(runs, labels), strict=True)
+        f"{label} ({', '.join([*sizes, *options])})" if sizes or options else label
+        for label, sizes, options in notes
     ]
-    keys = [(label, *r.setting, r.seed) for label, r in zip(labels, runs, strict=True)]
+    keys = [(label, r.num_layers, r.seed) for label, r in zip(labels, runs, strict=True)]
     counts = Counter(keys)
     return [
         label if counts[key] == 1 else f"{label} ({run.name})"
@@ -189,14 +190,26 @@ def run_labels(runs: list[Run]) -> list[str]:
     ]
 
 
-def _told_apart(runs: list[Run], labels: list[str]) -> list[str]:
+def _sizes(runs: list[Run]) -> list[list[str]]:
+    """Width and tokens of each run, where runs differ in them."""
+    notes: list[list[str]] = [[] for _ in runs]
+    if len({run.width for run in runs}) > 1:
+        for note, run in zip(notes, runs, strict=True):
+            note.append(f"width {run.width}")
+    if len({run.summary["tokens"] for run in runs}) > 1:
+        for note, run in zip(notes, runs, strict=True):
+            note.append(f"{run.summary['tokens']:,} tokens")
+    return notes
+
+
+def _options(runs: list[Run], labels: list[str]) -> list[list[str]]:
     """Options such as `rho_max=1.0` in which a run's method differs from others of its label."""
     options = [_residual(run) for run in runs]
     told = []
     for label, own in zip(labels, options, strict=True):
         others = [o for o, other in zip(options, labels, strict=True) if other == label]
         names = [name for name in own if any(o.get(name) != own[name] for o in others)]
-        told.append(_printable(", ".join(f"{name}={own[name]}" for name in names)))
+        told.append([_printable(f"{name}={own[name]}") for name in names])
     return told
 
 
@@ -237,12 +250,12 @@ def _run_folders(folder: Path) -> list[Path]:
     return [run for p in below if not _SKIPPED.search(p.name) for run in _run_folders(p)]
 
 
-def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+def _is(value: Any, kinds: tuple[type, ...], most: float = _LARGEST) -> bool:
     # true and false count as numbers in Python, not in these files
     if isinstance(value, bool):
         return bool in kinds
     # numbers that no run has would only fail later, in a figure
-    if isinstance(value, int | float) and abs(value) > _LARGEST:
+    if isinstance(value, int | float) and abs(value) > most:
         return False
     return isinstance(value, kinds)
 
@@ -256,7 +269,9 @@ def _read_summary(path: Path) -> dict[str, Any]:
             "use the resroute that wrote it, or run it again with --fresh"
         )
     for field, kinds in _SUMMARY.items():
-        if field not in summary or not _is(summary[field], kinds):
+        # a seed is drawn on no axis
+        most = 2**63 if field == "seed" else _LARGEST
+        if field not in summary or not _is(summary[field], kinds, most):
             found = repr(summary[field]) if field in summary else "nothing"
             raise UserError(f"{path}: damaged ({field!r} holds {found}); {_REMEDY}")
     return {k: _printable(v) if isinstance(v, str) else v for k, v in summary.items()}

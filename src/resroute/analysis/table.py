@@ -23,8 +23,6 @@ class ComparisonRow:
 
     label: str
     num_layers: int
-    width: int | None
-    tokens: int
     seed: int
     validation_loss: float | None
     gap: float | None
@@ -60,8 +58,6 @@ def comparison_rows(runs: list[Run]) -> list[ComparisonRow]:
             ComparisonRow(
                 label=label,
                 num_layers=run.num_layers,
-                width=run.width,
-                tokens=run.summary["tokens"],
                 seed=run.seed,
                 validation_loss=loss,
                 gap=None if loss is None or floor is None else loss - floor,
@@ -76,7 +72,7 @@ def comparison_rows(runs: list[Run]) -> list[ComparisonRow]:
 
 
 def columns(rows: list[ComparisonRow]) -> list[Column]:
-    """The table's columns as text; gap, width and tokens only where they say something."""
+    """The table's columns as text; a gap column only where a floor is known."""
     sizes = [row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None]
     # one unit for the whole column, so that its numbers can be compared by eye
     scale, memory_unit, digits = (1e6, "MB", 0) if max(sizes, default=0) < 1e10 else (1e9, "GB", 1)
@@ -84,10 +80,6 @@ def columns(rows: list[ComparisonRow]) -> list[Column]:
     def numbers(heading: str, unit: str, values: list[float | None], digits: int) -> Column:
         cells = ["-" if v is None else f"{v:,.{digits}f}" for v in values]
         return Column(heading=heading, unit=unit, cells=cells, is_loss=heading == "loss")
-
-    def where_it_differs(heading: str, unit: str, values: list[int | None]) -> list[Column]:
-        scaled = [None if v is None else v / (1e6 if unit else 1) for v in values]
-        return [numbers(heading, unit, scaled, 2 if unit else 0)] if len(set(values)) > 1 else []
 
     labels = [row.label for row in rows]
     gaps = [row.gap for row in rows]
@@ -97,8 +89,6 @@ def columns(rows: list[ComparisonRow]) -> list[Column]:
     return [
         Column(heading="method", unit="", cells=labels, is_number=False),
         numbers("layers", "", [row.num_layers for row in rows], 0),
-        *where_it_differs("width", "", [row.width for row in rows]),
-        *where_it_differs("tokens", "millions", [row.tokens for row in rows]),
         Column(heading="seed", unit="", cells=[str(row.seed) for row in rows]),
         numbers("loss", LOSS_UNIT, [row.validation_loss for row in rows], 4),
         *(

@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _mistake(str(error))
     except KeyboardInterrupt:
-        print(f"resroute: interrupted{options.hint}", file=sys.stderr)
+        without = " (without --fresh)" if options.hint and options.fresh else ""
+        print(f"resroute: interrupted{options.hint}{without}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone; nothing more can be written there

@@ -58,14 +58,16 @@ class LayerCache:
 
     def append(self, keys: Tensor, values: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Store keys and values (B, G, T, E) from position `first` on; return all so far."""
-        if self.keys is None or self.values is None:
+        if self.keys is None or self.values is None or first == 0:
             shape = (*keys.shape[:2], self.capacity, keys.shape[-1])
             self.keys, self.values = keys.new_empty(shape), values.new_empty(shape)
-        elif keys.shape[:2] != self.keys.shape[:2] or keys.shape[3] != self.keys.shape[3]:
+        elif keys.shape[0] != self.keys.shape[0]:
             raise UserError(
                 f"the cache holds {self.keys.shape[0]} sequences, got {keys.shape[0]}; start a "
                 "new cache for another batch"
             )
+        elif (keys.shape[1], keys.shape[3]) != (self.keys.shape[1], self.keys.shape[3]):
+            raise UserError("the cache was made for another model; take model.new_cache()")
         end = first + keys.shape[2]
         self.keys[:, :, first:end] = keys
         self.values[:, :, first:end] = values

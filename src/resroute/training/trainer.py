@@ -301,8 +301,9 @@ class Trainer:
         self.best = state.best_validation_loss
         self.earlier_seconds = state.seconds
         kept = self.run.metrics.rewind(self.step)
-        losses = [record["loss"] for record in kept if record["kind"] == "validation"]
-        self.validation_loss = losses[-1] if losses else None
+        for record in kept:
+            if record["kind"] == "validation" and record["step"] == self.step:
+                self.validation_loss = record["loss"]
         self.listener.message(f"resumed from {newest}")
 
     def _count(self) -> int:
