@@ -94,7 +94,8 @@ class LayerScale(ResidualConfig):
     One starts as PreNorm."""
 
     def __post_init__(self) -> None:
-        if self.init is not None and not abs(self.init) <= 1e6:
+        is_number = isinstance(self.init, float | int)
+        if self.init is not None and not (is_number and abs(self.init) <= 1e6):
             raise UserError(
                 f"LayerScale needs an init within 1e6, got {self.init}; the default is 1e-4"
             )

@@ -1,6 +1,6 @@
 """WAV v1 (arXiv 2606.06564v1): block sums and zero-sum details in one depth-wise softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,8 +57,10 @@ class WAV(BlockedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.bases, str):
-            raise UserError(f"bases must be a sequence of names, such as ({self.bases!r},)")
+        if isinstance(self.bases, str) or not isinstance(self.bases, Iterable):
+            raise UserError(
+                f"bases must be a sequence of names, such as ('split',), got {self.bases!r}"
+            )
         object.__setattr__(self, "bases", tuple(self.bases))
         require_whole("basis_seed", self.basis_seed, 0)
         for name in self.bases:
@@ -73,9 +75,10 @@ class WAV(BlockedConfig):
             raise UserError(
                 f"matching must be 'detached', 'attached' or 'off', got {self.matching!r}"
             )
-        if not abs(self.detail_bias) <= _LARGE:
+        if not (isinstance(self.detail_bias, float | int) and abs(self.detail_bias) <= _LARGE):
             raise UserError(f"detail_bias must be within {_LARGE:g}, got {self.detail_bias}")
-        if self.rho_max is not None and not 0 <= self.rho_max <= _LARGE:
+        is_number = isinstance(self.rho_max, float | int)
+        if self.rho_max is not None and not (is_number and 0 <= self.rho_max <= _LARGE):
             raise UserError(
                 f"rho_max must be at least 0 and at most {_LARGE:g}, or None for no limit, got "
                 f"{self.rho_max}"
