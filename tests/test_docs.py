@@ -9,6 +9,7 @@ import torch
 
 from resroute.cli.parser import make_parser, parse
 from resroute.config import variants
+from resroute.data.storyworld import surprisal
 from resroute.residual import ResidualConfig
 
 ROOT = Path(__file__).parents[1]
@@ -59,3 +60,11 @@ def test_make_targets_in_the_documents_exist():
     for page in PAGES:
         named = set(re.findall(r"`make ([a-z-]+)", page.read_text()))
         assert named <= targets, (page.name, named - targets)
+
+
+def test_the_story_in_the_documents_has_the_nats_that_they_say():
+    text = (ROOT / "docs" / "data.md").read_text()
+    lines = re.search(r"^```\n(One .*?)^```", text, re.DOTALL | re.MULTILINE)
+    story = " ".join(lines[1].split())
+    said = re.search(r"this story has (\d+) characters and ([\d.]+) nats", text)
+    assert (str(len(story)), f"{surprisal(story):.2f}") == said.groups()

@@ -126,3 +126,20 @@ def test_details_of_four_blocks_start_with_their_documented_share(where: str) ->
     assert share == pytest.approx(0.178, abs=5e-4)
     expected = torch.full((5,), share, dtype=torch.float64)
     torch.testing.assert_close(weights[..., is_detail].sum(-1), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("residual", "expected"), [(FullAttnRes(), 5.5e-8), (WAV(bases=(), num_blocks=4), 3.6e-5)]
+)
+def test_tied_embeddings_shrink_reads_as_documented(
+    residual: ResidualConfig, expected: float
+) -> None:
+    model = small_gpt(
+        vocab_size=40, context=16, num_layers=48, dim=128, residual=residual, tie_embeddings=True
+    )
+    reads, read = [], model.policy.read
+    model.policy.read = lambda stream, site: reads.append(read(stream, site)) or reads[-1]
+    model(torch.randint(40, (2, 16)))
+    # docs/methods.md, "The initial state": far below norm_eps, 1e-6, for Full AttnRes
+    assert reads[-1].square().mean().item() == pytest.approx(expected, rel=0.3)
