@@ -1,7 +1,15 @@
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
+import torch
+
+with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ImportError):
+    # triton reads it as it is imported, which torch may do before the kernels' tests can
+    if not torch.cuda.is_available():
+        environment.setenv("TRITON_INTERPRET", "1")
+        import triton  # noqa: F401
 
 
 @pytest.fixture
@@ -18,3 +26,18 @@ def cheap_corpus(tmp_path_factory):
     from resroute.data import prepare_storyworld
 
     return prepare_storyworld(tmp_path_factory.mktemp("data") / "tales", characters=30_000)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--backend", default="auto", help="ops backend of tests that do not name one themselves"
+    )
+
+
+@pytest.fixture(autouse=True)
+def backend(request):
+    """Run each test on the backend that was asked for, and leave the choice as it was."""
+    from resroute import ops
+
+    with ops.backend(request.config.getoption("--backend")):
+        yield

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from resroute.config import register, require_whole
 from resroute.core import block_sites
-from resroute.residual.routed import BlockedConfig, RoutedConfig, RoutedPolicy, blocks_by_number
+from resroute.residual.routed import RoutedPolicy
+from resroute.residual.routed_config import BlockedConfig, RoutedConfig, blocks_by_number
 
 
 @register("full_attn_res")

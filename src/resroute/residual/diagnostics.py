@@ -7,6 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from resroute.residual.base import Policy
+from resroute.residual.norms import Norm
+
+_READERS = ("read", "read_normalised", "finish")
 
 
 @contextmanager
@@ -18,7 +21,7 @@ def capture(policy: Policy[Any]) -> Iterator[dict[int, tuple[list[str], Tensor]]
         all tokens of the latest forward pass, in float64 on the CPU.
     """
     seen: dict[int, tuple[list[str], Tensor]] = {}
-    read, finish = policy.read, policy.finish
+    read, read_normalised, finish = policy.read, policy.read_normalised, policy.finish
 
     def note(stream: Any, site: int) -> None:
         names, weights = policy.weights(stream, site)
@@ -29,19 +32,23 @@ def capture(policy: Policy[Any]) -> Iterator[dict[int, tuple[list[str], Tensor]]
         note(stream, site)
         return read(stream, site)
 
+    def noted_read_normalised(stream: Any, site: int, norm: Norm) -> tuple[Tensor, Any]:
+        note(stream, site)
+        return read_normalised(stream, site, norm)
+
     def noted_finish(stream: Any) -> Tensor:
         note(stream, policy.num_sites)
         return finish(stream)
 
     # on the instance, so that no other policy is touched; another capture may be open
-    former: dict[str, Any] = {
-        name: vars(policy)[name] for name in ("read", "finish") if name in vars(policy)
-    }
-    vars(policy).update(read=noted_read, finish=noted_finish)
+    former: dict[str, Any] = {name: vars(policy)[name] for name in _READERS if name in vars(policy)}
+    noted = (noted_read, noted_read_normalised, noted_finish)
+    vars(policy).update(zip(_READERS, noted, strict=True))
     try:
         yield seen
     finally:
-        del vars(policy)["read"], vars(policy)["finish"]
+        for name in _READERS:
+            del vars(policy)[name]
         vars(policy).update(former)
 
 

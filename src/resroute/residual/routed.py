@@ -1,16 +1,25 @@
-"""What all routed methods share: blocks, depth sources, the mixer's parameters and the gate."""
+"""What routed methods share: depth sources, parameters of the mixer, the gate, the backend."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from resroute.config import UserError, require_whole
-from resroute.core import Source, accumulate, block_sites, depth_mix, depth_weights, inverse_rms
-from resroute.residual.base import Policy, ResidualConfig
+from resroute.core import (
+    Source,
+    accumulate,
+    compute_dtype,
+    depth_mix,
+    depth_weights,
+    inverse_rms,
+)
+from resroute.ops import SiteForm, block_read, choose, operators
+from resroute.ops.exact import read_dtype
+from resroute.residual.base import Policy
+from resroute.residual.norms import Norm, foldable, normalise
+from resroute.residual.routed_config import RoutedConfig
+from resroute.residual.two_phase import Rows, Running, TwoPhase
 
 
 class RoutedStream(NamedTuple):
@@ -19,10 +28,17 @@ class RoutedStream(NamedTuple):
     site: int
     sources: tuple[Source, ...]
     """The embedding, then the sum and the details of every finished block."""
-    running: tuple[Tensor, ...]
-    """The running block's sum, then its details (..., D); empty at a block's first site."""
+    running: Running
+    """The running block's streams; empty at a block's first site. Their sums with coefficients are
+    the block's sum and details; on `reference`, and where signs are learned, they are these."""
     total: Tensor | None
     """The plain sum, added in PreNorm's order; carried where a method reads it."""
+    backend: str
+    rows: Rows | None = None
+    """The policy's parameters, folded; None on `reference`."""
+    ahead: tuple[tuple[Tensor, Tensor], ...] = ()
+    """For each site of the running phase: its mix of the sources that were finished when the phase
+    began, and the log-sum-exp of their logits."""
 
 
 class Slot(NamedTuple):
@@ -32,69 +48,6 @@ class Slot(NamedTuple):
     basis: int | None = None
     """Index of the detail basis; None for the embedding and for sums."""
     running: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoutedConfig(ResidualConfig):
-    """Options of every method with a depth-wise softmax."""
-
-    eps: float = 1e-6
-    """Added to mean squares. Our choice: the papers give none. Zero is for tests: a source of
-    zeros then gives NaN."""
-    key_gain: bool = True
-    """Learn an RMSNorm gain on the keys, as Kimi K3 does; False leaves it out."""
-    gated: bool = False
-    """Blend from the plain sum by a gate that starts at zero: step 0 is PreNorm exactly."""
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.eps, float | int) and 0 <= self.eps <= 1):
-            raise UserError(f"eps must be at least 0 and at most 1, got {self.eps}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockedConfig(RoutedConfig):
-    """Options of methods that gather layers into blocks; the unit is layers, not sublayers."""
-
-    num_blocks: int | None = None
-    """Blocks of the stack; each takes `ceil(L / num_blocks)` layers, the last may be shorter.
-    With neither option `min(4, L)` is taken; the policy's `num_blocks` is what that makes."""
-    block_layers: int | None = None
-    """Layers a block, instead of `num_blocks`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_blocks is not None and self.block_layers is not None:
-            raise UserError(
-                f"give num_blocks or block_layers, not both (got {self.num_blocks} and "
-                f"{self.block_layers})"
-            )
-        for name in ("num_blocks", "block_layers"):
-            value = getattr(self, name)
-            if value is not None:
-                require_whole(name, value, 1)
-
-    def blocks(self, num_layers: int, sites_per_layer: int) -> list[range]:
-        """Sites of each block of a stack."""
-        layers = self.block_layers
-        if layers is None:
-            asked = min(4, num_layers) if self.num_blocks is None else self.num_blocks
-            return blocks_by_number(asked, num_layers, sites_per_layer)
-        if layers > num_layers:
-            raise UserError(
-                f"block_layers={layers} is more than the stack's {num_layers} layers; "
-                f"use at most {num_layers}"
-            )
-        return block_sites(num_layers, sites_per_layer, layers)
-
-
-def blocks_by_number(num_blocks: int, num_layers: int, sites_per_layer: int) -> list[range]:
-    """Sites of each block where a number of blocks is asked for; there may be fewer."""
-    if num_blocks > num_layers:
-        raise UserError(
-            f"num_blocks={num_blocks} is more than the stack's {num_layers} layers; "
-            f"use at most {num_layers}"
-        )
-    return block_sites(num_layers, sites_per_layer, math.ceil(num_layers / num_blocks))
 
 
 class RoutedPolicy(Policy[RoutedStream]):
@@ -114,6 +67,8 @@ class RoutedPolicy(Policy[RoutedStream]):
         embedding_source: Whether the embedding is a source.
         additive: The mix is added to the plain sum, and the readout is the plain sum (Delta).
         details_in_readout: Whether the readout mixes details too.
+        signs: Of the details, by site and basis; None where they are learned, empty without any.
+        form: What the sites' operations share (matching and its maximum).
     """
 
     def __init__(
@@ -129,6 +84,8 @@ class RoutedPolicy(Policy[RoutedStream]):
         embedding_source: bool = True,
         additive: bool = False,
         details_in_readout: bool = False,
+        signs: Sequence[Sequence[float]] | None = (),
+        form: SiteForm | None = None,
     ) -> None:
         super().__init__(num_layers, dim, kinds)
         self.eps = config.eps
@@ -138,6 +95,7 @@ class RoutedPolicy(Policy[RoutedStream]):
         self.embedding_source = embedding_source
         self.additive = additive
         self.details_in_readout = details_in_readout
+        self.bias_running = True
         asked = getattr(config, "num_blocks", None)
         if asked not in (None, self.num_blocks):
             self.notes.append(
@@ -146,6 +104,10 @@ class RoutedPolicy(Policy[RoutedStream]):
             )
         self._ends = {block.stop for block in blocks}
         self._slots = [self._slots_at(site, sum_name) for site in range(self.num_sites + 1)]
+        if signs is not None and not signs:
+            signs = [()] * self.num_sites
+        shared = SiteForm(eps=config.eps) if form is None else form
+        self._phases = TwoPhase(blocks, signs, len(bases) + 1, shared)
         rows = self.num_sites if additive else self.num_sites + 1
         self.query = nn.Parameter(torch.empty(rows, dim))
         self.key_gain = nn.Parameter(torch.empty(rows, dim)) if config.key_gain else None
@@ -183,33 +145,122 @@ class RoutedPolicy(Policy[RoutedStream]):
     def _start(self, embedding: Tensor) -> RoutedStream:
         keeps_total = self.additive or self.gate is not None
         sources = (self._source(embedding),) if self.embedding_source else ()
-        return RoutedStream(0, sources, (), embedding if keeps_total else None)
+        choice = choose(
+            embedding.device, embedding.dtype, self.dim, num_bases=self._phases.num_streams
+        )
+        stream = RoutedStream(
+            0, sources, Running(()), embedding if keeps_total else None, choice.backend
+        )
+        if choice.backend == "reference":
+            return stream
+        return self._look_ahead(stream._replace(rows=self._rows(compute_dtype(embedding.dtype))))
 
     def _write(self, stream: RoutedStream, update: Tensor) -> RoutedStream:
         dtype = self._reference(stream).dtype
-        total = stream.total
+        site, total, running, sources = stream.site, stream.total, stream.running, stream.sources
         if total is not None:
             total = accumulate(total, update, dtype=dtype)
-        running = self._accumulate(stream, update, dtype)
-        sources = stream.sources
-        if stream.site + 1 in self._ends:
-            sources, running = sources + self._block_sources(running), ()
-        return RoutedStream(stream.site + 1, sources, running, total)
+        adds_all = stream.backend == "reference" or self._phases.is_separate
+        if adds_all or self._phases.is_listed:
+            running = Running(self._accumulate(stream, update, dtype))
+        else:
+            running = self._phases.add(site, running, update, dtype)
+        stream = stream._replace(site=site + 1, total=total, running=running)
+        if site + 1 in self._ends:
+            sources += self._block_sources(self._bases(stream))
+            stream = stream._replace(sources=sources, running=Running(()))
+        return stream if stream.backend == "reference" else self._look_ahead(stream)
 
     def _read(self, stream: RoutedStream) -> Tensor:
-        slots, sources = self._pool(stream)
-        total = stream.total
-        if not slots:
-            assert total is not None
-            return total
-        weights = self._mix_weights(stream.site, slots, sources)
-        mix = depth_mix(sources, weights)
-        if total is not None:
+        return self._read_normalised(stream, None)[0]
+
+    def _read_normalised(
+        self, stream: RoutedStream, norm: Norm | None
+    ) -> tuple[Tensor, RoutedStream]:
+        dtype = self._reference(stream).dtype
+        if not self._slots[stream.site]:
+            assert stream.total is not None
+            read = stream.total
+        elif stream.total is None:
+            folded = None if norm is None else foldable(norm)
+            read, stream, is_normalised = self._mix(stream, folded, dtype)
+            if is_normalised:
+                return read, stream
+        else:
+            base = stream.total
+            mix, stream, _ = self._mix(stream, None, compute_dtype(dtype))
             # in the mix's dtype; with a closed gate this is the plain sum to the bit
-            base = total.to(mix.dtype)
+            base = base.to(mix.dtype)
             step = mix if self.additive else mix - base
-            mix = base + (step if self.gate is None else self.gate[stream.site].to(mix) * step)
-        return mix.to(self._reference(stream).dtype)
+            gate = self.gate
+            read = (base + (step if gate is None else gate[stream.site].to(mix) * step)).to(dtype)
+        return (read if norm is None else normalise(stream.backend, read, norm)), stream
+
+    def _mix(
+        self, stream: RoutedStream, norm: nn.RMSNorm | None, dtype: torch.dtype
+    ) -> tuple[Tensor, RoutedStream, bool]:
+        """Mix the sources of a site, normalised where that could be folded in."""
+        site, phases = stream.site, self._phases
+        if stream.backend == "reference":
+            slots, sources = self._pool(stream)
+            mix = depth_mix(sources, self._mix_weights(site, slots, sources))
+            return mix.to(dtype), stream, False
+        assert stream.rows is not None
+        if site == self.num_sites:
+            return self._mix_all(stream, stream.rows, dtype), stream, False
+        ahead = stream.ahead[site - phases.phase_of[site].start] if stream.ahead else None
+        if phases.is_listed:
+            mix, kept = phases.read_listed(
+                stream.backend, site, stream.sources, ahead, stream.rows, dtype
+            )
+            return mix, stream._replace(sources=kept), False
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
+        device = self._reference(stream).device.type
+        out = dtype if norm is None else read_dtype(device, dtype)
+        mix, running = phases.read(
+            stream.backend, site, stream.running, ahead, stream.rows, gain, eps, out
+        )
+        return mix, stream._replace(running=running), norm is not None
+
+    def _mix_all(self, stream: RoutedStream, rows: Rows, dtype: torch.dtype) -> Tensor:
+        """The readout: one query over finished sources."""
+        slots, sources = self._pool(stream)
+        biases = self._finished_biases(rows, range(stream.site, stream.site + 1), slots)
+        keys = rows.key_of[stream.site].unsqueeze(0)
+        mixes, _ = block_read(operators(stream.backend), sources, keys, biases, read_dtype=dtype)
+        return mixes[0][0]
+
+    def _look_ahead(self, stream: RoutedStream) -> RoutedStream:
+        phase = self._phases.starts.get(stream.site)
+        if phase is None:
+            return stream
+        assert stream.rows is not None
+        finished = self._slots[stream.site] if stream.site or not self.additive else []
+        finished = finished or [Slot("")] * len(stream.sources)
+        biases = self._finished_biases(stream.rows, phase, finished)
+        value = self._reference(stream)
+        dtype = read_dtype(value.device.type, value.dtype)
+        ahead, sources = self._phases.look_ahead(
+            stream.backend, stream.sources, stream.rows, phase, biases, dtype
+        )
+        return stream._replace(ahead=ahead, sources=sources)
+
+    def _rows(self, dtype: torch.dtype) -> Rows:
+        keys = self.query.to(dtype)
+        if self.key_gain is not None:
+            keys = keys * self.key_gain.to(dtype)
+        biases = self._detail_biases(dtype)
+        bias_of = () if biases is None or not self.bias_running else biases.unbind(0)
+        return Rows(keys, keys.unbind(0), biases, tuple(bias_of))
+
+    def _finished_biases(self, rows: Rows, sites: range, slots: Sequence[Slot]) -> Tensor | None:
+        """Biases (sites, N) of finished sources; None where there are none."""
+        if rows.biases is None or all(slot.basis is None for slot in slots):
+            return None
+        table = rows.biases[sites.start : sites.stop]
+        zero = table.new_zeros(len(table))
+        columns = table.unbind(1)
+        return torch.stack([zero if s.basis is None else columns[s.basis] for s in slots], dim=1)
 
     def _weights(self, stream: RoutedStream) -> tuple[list[str], Tensor]:
         slots, sources = self._pool(stream)
@@ -222,8 +273,8 @@ class RoutedPolicy(Policy[RoutedStream]):
     def _pool(self, stream: RoutedStream) -> tuple[list[Slot], list[Source]]:
         slots = self._slots[stream.site]
         sources = list(stream.sources)
-        if stream.running:
-            sources += self._block_sources(stream.running)
+        if stream.running.streams:
+            sources += self._block_sources(self._bases(stream))
         # the readout leaves details out; sites read all there is
         pairs = zip(slots, sources, strict=bool(slots))
         kept = [pair for pair in pairs if self._is_read(stream.site, pair[0])]
@@ -240,12 +291,20 @@ class RoutedPolicy(Policy[RoutedStream]):
     def _reference(self, stream: RoutedStream) -> Tensor:
         return stream.sources[0].value if stream.total is None else stream.total
 
+    def _bases(self, stream: RoutedStream) -> tuple[Tensor, ...]:
+        """Sum and details of the block that site `stream.site - 1` belongs to."""
+        phases, last = self._phases, stream.site - 1
+        if stream.backend == "reference" or phases.is_separate or phases.is_listed:
+            return stream.running.streams
+        written = stream.site - phases.phase_of[last].start
+        return phases.bases(stream.site, written, stream.running)
+
     def _accumulate(
         self, stream: RoutedStream, update: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
         """Add an update to the running block's sum, and to its details where there are any."""
-        total = stream.running[0] if stream.running else None
-        return (accumulate(total, update, dtype=dtype),)
+        streams = stream.running.streams
+        return (accumulate(streams[0] if streams else None, update, dtype=dtype),)
 
     def _block_sources(self, running: tuple[Tensor, ...]) -> tuple[Source, ...]:
         """Turn a block's sum and details into sources."""
@@ -253,4 +312,8 @@ class RoutedPolicy(Policy[RoutedStream]):
 
     def _bias(self, site: int, slot: Slot) -> Tensor | None:
         """What is added to the logit of a source; None is nothing."""
+        return None
+
+    def _detail_biases(self, dtype: torch.dtype) -> Tensor | None:
+        """Biases (rows, bases) of the details; None where there are none."""
         return None

@@ -8,7 +8,11 @@ from torch import Tensor, nn
 
 from resroute.config import UserError, register
 from resroute.core import accumulate
+from resroute.ops import SiteForm, choose, operators
+from resroute.ops import site as site_operation
+from resroute.ops.exact import read_dtype
 from resroute.residual.base import Policy, ResidualConfig
+from resroute.residual.norms import Norm, foldable, normalise
 
 
 class SumStream(NamedTuple):
@@ -16,29 +20,55 @@ class SumStream(NamedTuple):
 
     site: int
     total: Tensor
+    backend: str
+    pending: Tensor | None = None
+    """An update that is added as the next site is read."""
 
 
 class SumPolicy(Policy[SumStream]):
     """`h <- h + c_s u` with a coefficient a site; reads and readout are `h`."""
 
-    def coefficient(self, site: int) -> float | Tensor:
-        """What the update of a site is multiplied by: a number, or a tensor () or (D,)."""
-        return 1.0
+    def coefficient(self, site: int) -> Tensor | None:
+        """What the update of a site is multiplied by, () or (D,); None is one."""
+        return None
 
     def _reference(self, stream: SumStream) -> Tensor:
         return stream.total
 
     def _start(self, embedding: Tensor) -> SumStream:
-        return SumStream(0, embedding)
+        choice = choose(embedding.device, embedding.dtype, self.dim, num_bases=0)
+        return SumStream(0, embedding, choice.backend)
 
     def _read(self, stream: SumStream) -> Tensor:
-        return stream.total
+        if stream.pending is None:
+            return stream.total
+        return accumulate(stream.total, stream.pending, dtype=stream.total.dtype)
+
+    def _read_normalised(self, stream: SumStream, norm: Norm) -> tuple[Tensor, SumStream]:
+        folded = foldable(norm)
+        if folded is None or stream.pending is None:
+            total = self._read(stream)
+            stream = stream._replace(total=total, pending=None)
+            return normalise(stream.backend, total, norm), stream
+        normalised, (total,) = site_operation(
+            operators(stream.backend),
+            SiteForm(target=0, norm_eps=folded.eps or 0.0),
+            stream.pending,
+            [stream.total],
+            gain=folded.weight,
+            read_dtype=read_dtype(stream.total.device.type, stream.total.dtype),
+        )
+        return normalised, stream._replace(total=total, pending=None)
 
     def _write(self, stream: SumStream, update: Tensor) -> SumStream:
+        total, coefficient = self._read(stream), self.coefficient(stream.site)
+        next_site = stream.site + 1
+        if coefficient is None and stream.backend != "reference":
+            return stream._replace(site=next_site, total=total, pending=update)
         total = accumulate(
-            stream.total, update, self.coefficient(stream.site), dtype=stream.total.dtype
+            total, update, 1.0 if coefficient is None else coefficient, dtype=total.dtype
         )
-        return SumStream(stream.site + 1, total)
+        return stream._replace(site=next_site, total=total, pending=None)
 
     def _weights(self, stream: SumStream) -> tuple[list[str], Tensor]:
         return ["stream"], stream.total.new_ones((*stream.total.shape[:-1], 1))

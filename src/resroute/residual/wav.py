@@ -1,5 +1,6 @@
 """WAV v1 (arXiv 2606.06564v1): block sums and zero-sum details in one depth-wise softmax."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +18,9 @@ from resroute.core import (
     matching_factor,
     signs,
 )
-from resroute.residual.routed import BlockedConfig, RoutedPolicy, RoutedStream, Slot
+from resroute.ops import MATCHING, SiteForm
+from resroute.residual.routed import RoutedPolicy, RoutedStream, Slot
+from resroute.residual.routed_config import BlockedConfig
 
 # within float32 and far beyond use
 _LARGE = 1e6
@@ -104,6 +107,7 @@ class WAVPolicy(RoutedPolicy):
 
     def __init__(self, config: WAV, num_layers: int, dim: int, kinds: tuple[str, ...]) -> None:
         blocks = config.blocks(num_layers, len(kinds))
+        signs = _site_signs(config, blocks, kinds * num_layers)
         super().__init__(
             config,
             blocks,
@@ -112,9 +116,16 @@ class WAVPolicy(RoutedPolicy):
             kinds,
             bases=config.bases,
             details_in_readout=config.details_in_readout,
+            signs=None if config.learn_bases else signs,
+            form=SiteForm(
+                eps=config.eps,
+                matching=MATCHING[config.matching],
+                rho_max=math.inf if config.rho_max is None else config.rho_max,
+            ),
         )
         self.config = config
-        self.signs = _site_signs(config, blocks, self.kinds * num_layers)
+        self.signs = signs
+        self.bias_running = config.bias_running
         self._check_bases(config)
         self._block_of = [block for block in blocks for _ in block]
         rows = self.num_sites + int(config.details_in_readout)
@@ -157,7 +168,7 @@ class WAVPolicy(RoutedPolicy):
     def _accumulate(
         self, stream: RoutedStream, update: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
-        sums: Sequence[Tensor | None] = stream.running or [None] * (1 + len(self.bases))
+        sums: Sequence[Tensor | None] = stream.running.streams or [None] * (1 + len(self.bases))
         coefficients = (1.0, *self._coefficients(stream.site))
         return tuple(
             accumulate(total, update, coefficient, dtype=dtype)
@@ -188,6 +199,9 @@ class WAVPolicy(RoutedPolicy):
             return None
         assert self.detail_bias is not None
         return self.detail_bias[site, slot.basis]
+
+    def _detail_biases(self, dtype: torch.dtype) -> Tensor | None:
+        return None if self.detail_bias is None else self.detail_bias.to(dtype)
 
 
 def _site_signs(config: WAV, blocks: list[range], kinds: Sequence[str]) -> list[list[float]]:

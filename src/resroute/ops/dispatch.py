@@ -1,0 +1,167 @@
+"""Which backend serves a policy: the fastest that can, or the one that is asked for."""
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from resroute.config import UserError, suggestion
+from resroute.ops import lean
+from resroute.ops.registry import Operators, registered
+
+BACKENDS = ("reference", "lean", "native", "triton")
+
+# in C++ and Triton; a site's streams and bases are unrolled there
+_MOST_BASES = 3
+_MOST_TRITON_DIM = 8192
+
+_logger = logging.getLogger("resroute")
+
+
+class Choice(NamedTuple):
+    """A backend and why it was taken."""
+
+    backend: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.backend} ({self.reason})"
+
+
+class _State:
+    asked = "auto"
+
+
+# what was missed and has been said
+_SAID: set[str] = set()
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Ask for a backend while the context is open.
+
+    Args:
+        name: `reference` (plain formulas and autograd), `lean` (plain torch, hand-written
+            gradients), `native` (C++ on CPUs), `triton` (CUDA GPUs), or `auto`, the fastest that
+            can serve. It applies to streams that are started meanwhile.
+
+    Raises:
+        UserError: An unknown name. A stream that the named backend cannot serve is a `UserError`
+            where it is started: there is no silent fall back.
+    """
+    former = _State.asked
+    set_backend(name)
+    try:
+        yield
+    finally:
+        _State.asked = former
+
+
+def set_backend(name: str) -> None:
+    """Ask for a backend from here on; see `backend`."""
+    known = ("auto", *BACKENDS)
+    if name not in known:
+        raise UserError(
+            f"unknown backend {name!r}{suggestion(name, known)}; use one of {', '.join(known)}"
+        )
+    _State.asked = name
+
+
+def choose(device: torch.device, dtype: torch.dtype, dim: int, num_bases: int = 1) -> Choice:
+    """The backend of a stream.
+
+    Args:
+        device: Of the embedding.
+        dtype: Of the embedding.
+        dim: D.
+        num_bases: Most sources that a running block gives.
+
+    Raises:
+        UserError: The backend that was asked for cannot serve this.
+    """
+    choice: Choice = _choose(_State.asked, device.type, dtype, dim, num_bases)
+    return choice
+
+
+# compiled code keeps the answer that it was traced with
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _choose(asked: str, device: str, dtype: torch.dtype, dim: int, num_bases: int) -> Choice:
+    if asked not in ("auto", "reference", "lean"):
+        why_not = _REFUSALS[asked](device, dtype, dim, num_bases)
+        if why_not:
+            raise UserError(f"backend {asked!r} was asked for, but {why_not}; use 'auto' or 'lean'")
+    if asked != "auto":
+        return Choice(asked, "asked for")
+    wanted = {"cpu": "native", "cuda": "triton"}.get(device)
+    if wanted is None:
+        return Choice("lean", f"device {device}")
+    why_not = _REFUSALS[wanted](device, dtype, dim, num_bases)
+    if not why_not:
+        return Choice(wanted, f"device {device}")
+    if why_not in _MISSING and why_not not in _SAID:
+        _SAID.add(why_not)
+        _logger.warning("%s: depth routing runs in plain torch", why_not)
+    return Choice("lean", why_not)
+
+
+_NO_COMPILER = "no C++ compiler (with ninja) was found"
+_NO_TRITON = "triton is not installed"
+_MISSING = (_NO_COMPILER, _NO_TRITON)
+
+
+def _refuses_native(device: str, dtype: torch.dtype, dim: int, num_bases: int) -> str:
+    from resroute.ops import native
+
+    if device != "cpu":
+        return f"it runs on CPUs, got device {device}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it computes float32 and bfloat16, got {_name(dtype)}"
+    if num_bases > _MOST_BASES:
+        return f"it takes {_MOST_BASES} sources of a running block, got {num_bases}"
+    return "" if native.available() else _NO_COMPILER
+
+
+def _refuses_triton(device: str, dtype: torch.dtype, dim: int, num_bases: int) -> str:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device != "cuda" and not interpreted:
+        return f"it runs on CUDA GPUs, got device {device}"
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it computes float32, bfloat16 and float16, got {_name(dtype)}"
+    if dim > _MOST_TRITON_DIM:
+        return f"it takes widths up to {_MOST_TRITON_DIM}, got {dim}"
+    if num_bases > _MOST_BASES:
+        return f"it takes {_MOST_BASES} sources of a running block, got {num_bases}"
+    return "" if importlib.util.find_spec("triton") else _NO_TRITON
+
+
+_REFUSALS = {"native": _refuses_native, "triton": _refuses_triton}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def operators(name: str) -> Operators:
+    """The operators of `lean`, `native` or `triton`; builds or imports them at first use."""
+    if name not in _LOADED:
+        _load(name)
+    return registered(name) if torch.compiler.is_compiling() else _LOADED[name]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _load(name: str) -> None:
+    if name == "native":
+        from resroute.ops import native
+
+        _LOADED[name] = native.load()
+    else:
+        from resroute.ops import triton_backend
+
+        _LOADED[name] = triton_backend.OPERATORS
+
+
+_LOADED: dict[str, Operators] = {"lean": lean.OPERATORS}

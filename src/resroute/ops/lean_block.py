@@ -1,0 +1,142 @@
+"""The block read in plain torch with a hand-written gradient, for any device and dtype.
+
+m queries mix N finished sources in two products that read each source once, without a stack of
+them. Saved are the logits alone. R rows (all leading axes), D width.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from resroute.ops.exact import exact
+
+
+@exact
+def block_read_forward(
+    values: Sequence[Tensor],
+    inverse_rms: Sequence[Tensor],
+    scales: Sequence[Tensor | None],
+    keys: Tensor,
+    biases: Tensor | None,
+    priors: Sequence[Tensor],
+    prior_lses: Sequence[Tensor],
+    read_dtype: torch.dtype,
+) -> list[Tensor]:
+    """Mix finished sources for each query: `[*m reads, *m log-sum-exps, logits (N, m, ..)]`."""
+    wide = keys.dtype
+    logits = []
+    for n, (value, inverse) in enumerate(zip(values, inverse_rms, strict=True)):
+        # (m, ..) so that a query's row is contiguous
+        logit = (value.to(wide) @ keys.t()).movedim(-1, 0) * inverse
+        if biases is not None:
+            logit = logit + biases[:, n].reshape(-1, *([1] * inverse.dim()))
+        logits.append(logit)
+    stacked = torch.stack(logits)  # [N, m, ..]
+    lses = list(stacked.logsumexp(0).unbind(0))
+    if prior_lses:
+        lses = [torch.logaddexp(a, b) for a, b in zip(lses, prior_lses, strict=True)]
+    reads = []
+    for j, lse in enumerate(lses):
+        weights = (stacked[:, j] - lse).exp()
+        mix: Tensor | None = None
+        for value, scale, weight in zip(values, scales, weights.unbind(0), strict=True):
+            share = (weight if scale is None else weight * scale).unsqueeze(-1)
+            wider = value.to(wide)
+            mix = share * wider if mix is None else mix.addcmul_(share, wider)
+        assert mix is not None, "a block read needs a source"
+        if priors:
+            mix.addcmul_((prior_lses[j] - lse).exp().unsqueeze(-1), priors[j].to(wide))
+        reads.append(mix.to(read_dtype))
+    # unbound rows share storage: an operator's results may not
+    return [*reads, *(lse.clone() for lse in lses), stacked]
+
+
+@exact
+def block_read_backward(
+    grad_reads: Sequence[Tensor | None],
+    grad_lses: Sequence[Tensor | None],
+    grad_values: Sequence[Tensor | None],
+    values: Sequence[Tensor],
+    inverse_rms: Sequence[Tensor],
+    scales: Sequence[Tensor | None],
+    keys: Tensor,
+    biases: Tensor | None,
+    priors: Sequence[Tensor],
+    prior_lses: Sequence[Tensor],
+    lses: Sequence[Tensor],
+    logits: Tensor,
+    wants: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients `[keys, biases, *values, *scales, *priors, *prior lses]`; unwanted ones empty."""
+    wide, width = keys.dtype, keys.shape[-1]
+    wants_keys, wants_biases, wants_scales, wants_priors = wants
+    probabilities = (logits - torch.stack(list(lses))).exp()  # [N, m, ..]
+    products = torch.zeros_like(logits)  # <grad read_j, value_n>
+    for j, grad in enumerate(grad_reads):
+        if grad is not None:
+            for n, value in enumerate(values):
+                products[n, j] = (grad.to(wide) * value.to(wide)).sum(-1)
+    shares = torch.stack(
+        [p if s is None else p * s for p, s in zip(probabilities, scales, strict=True)]
+    )
+    centre = (shares * products).sum(0)  # [m, ..]
+    grad_priors, grad_prior_lses = [], []
+    for j, (prior, prior_lse) in enumerate(zip(priors, prior_lses, strict=True)):
+        weight, grad = (prior_lse - lses[j]).exp(), grad_reads[j]
+        product = torch.zeros_like(weight)
+        if grad is not None:
+            product = (grad.to(wide) * prior.to(wide)).sum(-1)
+            grad_priors.append((weight.unsqueeze(-1) * grad.to(wide)).to(prior.dtype))
+        else:
+            grad_priors.append(torch.zeros_like(prior))
+        centre[j] += weight * product
+        grad_prior_lses.append(weight * product)
+    pull = -centre
+    for j, grad in enumerate(grad_lses):
+        if grad is not None:
+            pull[j] += grad
+    for j, prior_lse in enumerate(prior_lses):
+        grad_prior_lses[j] = grad_prior_lses[j] + (prior_lse - lses[j]).exp() * pull[j]
+    scaled = torch.stack([q if s is None else q * s for q, s in zip(products, scales, strict=True)])
+    grad_logits = probabilities * (scaled + pull)
+    finished, grad_keys = [], torch.zeros_like(keys) if wants_keys else keys.new_empty(0)
+    for n, value in enumerate(values):
+        incoming, wider = grad_values[n], value.to(wide)
+        total = (
+            torch.zeros_like(value, dtype=wide)
+            if incoming is None
+            else incoming.to(wide, copy=True)
+        )
+        keyed = grad_logits[n] * inverse_rms[n]
+        pure = logits[n]
+        if biases is not None:
+            pure = pure - biases[:, n].reshape(-1, *([1] * inverse_rms[n].dim()))
+        back = (grad_logits[n] * pure).sum(0) * inverse_rms[n].square() / -width
+        total.addcmul_(back.unsqueeze(-1), wider)
+        total.add_(keyed.movedim(0, -1) @ keys)
+        for j, grad in enumerate(grad_reads):
+            if grad is not None:
+                total.addcmul_(shares[n, j].unsqueeze(-1), grad.to(wide))
+        finished.append(total.to(value.dtype))
+        if wants_keys:
+            grad_keys += keyed.reshape(len(keys), -1) @ wider.reshape(-1, width)
+    grad_biases = keys.new_empty(0)
+    if wants_biases:
+        grad_biases = grad_logits.flatten(2).sum(-1).t().contiguous()
+    empty = keys.new_empty(0)
+    grad_scales = [
+        (probabilities[n] * products[n]).sum(0) if wants_scales and scale is not None else empty
+        for n, scale in enumerate(scales)
+    ]
+    if not wants_priors:
+        grad_priors = [empty for _ in priors]
+        grad_prior_lses = [empty for _ in priors]
+    return [
+        grad_keys,
+        grad_biases,
+        *finished,
+        *(g.clone() if g is empty else g for g in grad_scales),
+        *(g.clone() if g is empty else g for g in grad_priors),
+        *(g.clone() if g is empty else g for g in grad_prior_lses),
+    ]

@@ -1,0 +1,165 @@
+"""The native backend: C++ kernels for CPUs, built by the machine's compiler at first use."""
+
+import functools
+import hashlib
+import importlib.util
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from resroute.ops.registry import Operators, register_fakes, registered
+
+_SOURCES = tuple(Path(__file__).with_name(f"native_{part}.cpp") for part in ("site", "block"))
+
+# a build takes well under a minute; a lock older than this was left by a process that died
+_STALE_SECONDS = 600.0
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def available() -> bool:
+    """Whether a C++ compiler and ninja are found. Does not build."""
+    found = (shutil.which(_compiler()), _ninja(), importlib.util.find_spec("setuptools"))
+    return all(found)
+
+
+def load() -> Operators:
+    """Build and load the kernels, once per process; a build is kept in torch's extension cache.
+
+    Returns:
+        The four operators, `torch.ops.resroute_native.*`.
+
+    Raises:
+        RuntimeError: The build failed; the message holds the compiler's words.
+    """
+    with _lock:
+        return _load()
+
+
+@functools.cache
+def _load() -> Operators:
+    # heavy, and needed here alone
+    from torch.utils import cpp_extension
+
+    flags = _flags(_compiler())
+    name = f"resroute_native_{_fingerprint(flags)}"
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    folder = Path(root) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    _drop_stale_lock(folder / "lock")
+    _put_ninja_on_path()
+    try:
+        cpp_extension.load(
+            name=name,
+            sources=[str(path) for path in _SOURCES],
+            extra_cflags=list(flags),
+            extra_ldflags=["-fopenmp"] if "-fopenmp" in flags and _is_clang(_compiler()) else [],
+            build_directory=str(folder),
+            is_python_module=False,
+            verbose=False,
+        )
+    except (OSError, ImportError) as error:
+        raise RuntimeError(f"the native kernels could not be loaded: {error}") from error
+    register_fakes("native", _Layout())
+    return registered("native")
+
+
+class _Layout:
+    def site_saved(
+        self, rows: Sequence[int], num_bases: int, has_prior: bool, has_gain: bool
+    ) -> Sequence[int]:
+        return (math.prod(rows), 2 + 4 * num_bases)
+
+    def block_saved(self, rows: Sequence[int], queries: int, sources: int) -> Sequence[int]:
+        # one vector more, so that the last row can be read whole
+        return (math.prod(rows) * sources * queries + 16,)
+
+
+def site_forward(*arguments: Any) -> list[Tensor]:
+    """`torch.ops.resroute_native.site_forward`, built where needed."""
+    return load().site_forward(*arguments)
+
+
+def site_backward(*arguments: Any) -> list[Tensor]:
+    """`torch.ops.resroute_native.site_backward`, built where needed."""
+    return load().site_backward(*arguments)
+
+
+def block_read_forward(*arguments: Any) -> list[Tensor]:
+    """`torch.ops.resroute_native.block_read_forward`, built where needed."""
+    return load().block_read_forward(*arguments)
+
+
+def block_read_backward(*arguments: Any) -> list[Tensor]:
+    """`torch.ops.resroute_native.block_read_backward`, built where needed."""
+    return load().block_read_backward(*arguments)
+
+
+def _compiler() -> str:
+    # as torch chooses it
+    return "cl" if sys.platform == "win32" else os.environ.get("CXX", "c++")
+
+
+def _ninja() -> str | None:
+    # beside the interpreter too: a virtual environment need not be activated
+    return shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
+
+
+def _put_ninja_on_path() -> None:
+    ninja = _ninja()
+    if ninja and not shutil.which("ninja"):
+        os.environ["PATH"] = os.pathsep.join([str(Path(ninja).parent), os.environ["PATH"]])
+
+
+def _flags(compiler: str) -> tuple[str, ...]:
+    if sys.platform == "win32":
+        return ("/O2", "/openmp")
+    flags = ["-O3", "-fno-math-errno", "-Wno-psabi"]
+    flags += next(([f] for f in ("-march=native", "-mcpu=native") if _takes(compiler, f)), [])
+    # without it (Apple's clang) the kernels run on one thread
+    if _takes(compiler, "-fopenmp", "#include <omp.h>\n"):
+        flags.append("-fopenmp")
+    return tuple(flags)
+
+
+def _takes(compiler: str, flag: str, source: str = "") -> bool:
+    command = [compiler, flag, "-fsyntax-only", "-x", "c++", "-"]
+    return subprocess.run(command, input=source, text=True, capture_output=True).returncode == 0
+
+
+def _is_clang(compiler: str) -> bool:
+    # gcc's calls are resolved by the OpenMP runtime that torch has loaded: one pool of threads.
+    # clang's need its own
+    command = [compiler, "--version"]
+    return "clang" in subprocess.run(command, text=True, capture_output=True).stdout
+
+
+def _fingerprint(flags: Sequence[str]) -> str:
+    """Tells apart what must not share a build: processors, versions of torch, flags."""
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text(errors="replace").splitlines()
+        cpu = next((x for x in lines if x.startswith(("flags", "Features"))), cpu)
+    parts = (platform.machine(), cpu, torch.__version__, sys.version, *flags)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def _drop_stale_lock(lock: Path) -> None:
+    try:
+        if time.time() - lock.stat().st_mtime > _STALE_SECONDS:
+            lock.unlink()
+    except FileNotFoundError:
+        pass
