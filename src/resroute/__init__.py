@@ -25,6 +25,8 @@ from resroute.model import generate as generate
 from resroute.model import paper as paper
 from resroute.model import small as small
 from resroute.model import tiny as tiny
+from resroute.ops import backend as backend
+from resroute.ops import set_backend as set_backend
 from resroute.residual import HAARES as HAARES
 from resroute.residual import WAV as WAV
 from resroute.residual import BlockAttnRes as BlockAttnRes
@@ -61,12 +63,14 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "__version__",
+    "backend",
     "generate",
     "load",
     "open_corpus",
     "paper",
     "prepare_storyworld",
     "prepare_text",
+    "set_backend",
     "small",
     "tiny",
     "train",

@@ -4,6 +4,7 @@ from resroute.ops.dispatch import BACKENDS as BACKENDS
 from resroute.ops.dispatch import Choice as Choice
 from resroute.ops.dispatch import backend as backend
 from resroute.ops.dispatch import choose as choose
+from resroute.ops.dispatch import native_available as native_available
 from resroute.ops.dispatch import operators as operators
 from resroute.ops.dispatch import set_backend as set_backend
 from resroute.ops.forms import MATCHING as MATCHING
@@ -19,6 +20,7 @@ __all__ = [
     "backend",
     "block_read",
     "choose",
+    "native_available",
     "operators",
     "set_backend",
     "site",

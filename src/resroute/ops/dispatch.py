@@ -114,15 +114,13 @@ _MISSING = (_NO_COMPILER, _NO_TRITON)
 
 
 def _refuses_native(device: str, dtype: torch.dtype, dim: int, num_bases: int) -> str:
-    from resroute.ops import native
-
     if device != "cpu":
         return f"it runs on CPUs, got device {device}"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"it computes float32 and bfloat16, got {_name(dtype)}"
     if num_bases > _MOST_BASES:
         return f"it takes {_MOST_BASES} sources of a running block, got {num_bases}"
-    return "" if native.available() else _NO_COMPILER
+    return "" if native_available() else _NO_COMPILER
 
 
 def _refuses_triton(device: str, dtype: torch.dtype, dim: int, num_bases: int) -> str:
@@ -136,6 +134,13 @@ def _refuses_triton(device: str, dtype: torch.dtype, dim: int, num_bases: int) -
     if num_bases > _MOST_BASES:
         return f"it takes {_MOST_BASES} sources of a running block, got {num_bases}"
     return "" if importlib.util.find_spec("triton") else _NO_TRITON
+
+
+def native_available() -> bool:
+    """Whether the native backend can be built here; building waits for its first use."""
+    from resroute.ops import native
+
+    return native.available()
 
 
 _REFUSALS = {"native": _refuses_native, "triton": _refuses_triton}

@@ -1,7 +1,9 @@
 """Folding a sublayer's RMSNorm into its read."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from resroute.ops import SiteForm, operators, site
@@ -10,27 +12,43 @@ from resroute.ops.exact import read_dtype
 Norm = Callable[[Tensor], Tensor]
 
 
-def foldable(norm: Norm) -> nn.RMSNorm | None:
-    """The norm as an `nn.RMSNorm` whose gain may be used in its stead, or None.
+class Folded(NamedTuple):
+    """An RMSNorm as an operation takes it."""
 
-    A module that someone hooked, subclassed or sharded is called instead.
+    gain: Tensor
+    eps: float
+
+
+def fold(backend: str, norm: Norm, dtype: torch.dtype) -> Folded | None:
+    """The gain and eps of a norm of reads of a dtype, or None where it must be called.
+
+    It is called on the reference, and where someone hooked, subclassed or sharded it.
     """
-    if not isinstance(norm, nn.RMSNorm) or type(norm).forward is not nn.RMSNorm.forward:
+    if backend == "reference" or not isinstance(norm, nn.RMSNorm):
         return None
-    if norm._forward_hooks or norm._forward_pre_hooks or norm.eps is None:
+    if type(norm).forward is not nn.RMSNorm.forward or len(norm.normalized_shape) != 1:
         return None
-    plain = type(norm.weight) in (Tensor, nn.Parameter) and len(norm.normalized_shape) == 1
-    return norm if plain else None
+    hooked = norm._forward_hooks or norm._forward_pre_hooks
+    if hooked or type(norm.weight) not in (Tensor, nn.Parameter):
+        return None
+    if norm.eps is not None:
+        return Folded(norm.weight, norm.eps)
+    # torch's default; for narrower types it differs between versions
+    known = dtype in (torch.float32, torch.float64)
+    return Folded(norm.weight, torch.finfo(dtype).eps) if known else None
 
 
 def normalise(backend: str, hidden: Tensor, norm: Norm) -> Tensor:
     """Apply a norm to a read (..., D), in one pass where the backend can."""
-    folded = None if backend == "reference" else foldable(norm)
+    folded = fold(backend, norm, hidden.dtype)
     if folded is None:
         return norm(hidden)
-    form = SiteForm(norm_eps=folded.eps or 0.0)
-    dtype = read_dtype(hidden.device.type, hidden.dtype)
     normalised, _ = site(
-        operators(backend), form, None, [hidden], gain=folded.weight, read_dtype=dtype
+        operators(backend),
+        SiteForm(norm_eps=folded.eps),
+        None,
+        [hidden],
+        gain=folded.gain,
+        read_dtype=read_dtype(hidden.device.type, hidden.dtype),
     )
     return normalised

@@ -17,7 +17,7 @@ from resroute.core import (
 from resroute.ops import SiteForm, block_read, choose, operators
 from resroute.ops.exact import read_dtype
 from resroute.residual.base import Policy
-from resroute.residual.norms import Norm, foldable, normalise
+from resroute.residual.norms import Folded, Norm, fold, normalise
 from resroute.residual.routed_config import RoutedConfig
 from resroute.residual.two_phase import Rows, Running, TwoPhase
 
@@ -182,7 +182,7 @@ class RoutedPolicy(Policy[RoutedStream]):
             assert stream.total is not None
             read = stream.total
         elif stream.total is None:
-            folded = None if norm is None else foldable(norm)
+            folded = None if norm is None else fold(stream.backend, norm, dtype)
             read, stream, is_normalised = self._mix(stream, folded, dtype)
             if is_normalised:
                 return read, stream
@@ -197,7 +197,7 @@ class RoutedPolicy(Policy[RoutedStream]):
         return (read if norm is None else normalise(stream.backend, read, norm)), stream
 
     def _mix(
-        self, stream: RoutedStream, norm: nn.RMSNorm | None, dtype: torch.dtype
+        self, stream: RoutedStream, norm: Folded | None, dtype: torch.dtype
     ) -> tuple[Tensor, RoutedStream, bool]:
         """Mix the sources of a site, normalised where that could be folded in."""
         site, phases = stream.site, self._phases
@@ -214,7 +214,7 @@ class RoutedPolicy(Policy[RoutedStream]):
                 stream.backend, site, stream.sources, ahead, stream.rows, dtype
             )
             return mix, stream._replace(sources=kept), False
-        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
+        gain, eps = (None, 0.0) if norm is None else norm
         device = self._reference(stream).device.type
         out = dtype if norm is None else read_dtype(device, dtype)
         mix, running = phases.read(

@@ -12,7 +12,7 @@ from resroute.ops import SiteForm, choose, operators
 from resroute.ops import site as site_operation
 from resroute.ops.exact import read_dtype
 from resroute.residual.base import Policy, ResidualConfig
-from resroute.residual.norms import Norm, foldable, normalise
+from resroute.residual.norms import Norm, fold, normalise
 
 
 class SumStream(NamedTuple):
@@ -45,17 +45,17 @@ class SumPolicy(Policy[SumStream]):
         return accumulate(stream.total, stream.pending, dtype=stream.total.dtype)
 
     def _read_normalised(self, stream: SumStream, norm: Norm) -> tuple[Tensor, SumStream]:
-        folded = foldable(norm)
+        folded = fold(stream.backend, norm, stream.total.dtype)
         if folded is None or stream.pending is None:
             total = self._read(stream)
             stream = stream._replace(total=total, pending=None)
             return normalise(stream.backend, total, norm), stream
         normalised, (total,) = site_operation(
             operators(stream.backend),
-            SiteForm(target=0, norm_eps=folded.eps or 0.0),
+            SiteForm(target=0, norm_eps=folded.eps),
             stream.pending,
             [stream.total],
-            gain=folded.weight,
+            gain=folded.gain,
             read_dtype=read_dtype(stream.total.device.type, stream.total.dtype),
         )
         return normalised, stream._replace(total=total, pending=None)
