@@ -3,15 +3,17 @@
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from resroute.config import UserError, suggestion
 from resroute.ops import lean
 from resroute.ops.registry import Operators, registered
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 BACKENDS = ("reference", "lean", "native", "triton")
 
@@ -83,12 +85,20 @@ def choose(device: torch.device, dtype: torch.dtype, dim: int, num_bases: int = 
     Raises:
         UserError: The backend that was asked for cannot serve this.
     """
-    choice: Choice = _choose(_State.asked, device.type, dtype, dim, num_bases)
-    return choice
+    return _choose(_State.asked, device.type, dtype, dim, num_bases)
 
 
-# compiled code keeps the answer that it was traced with
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant(function: F) -> F:
+    """Let `torch.compile` call a function as it traces, and keep the answer.
+
+    What `torch.compiler.assume_constant_result` does, which imports the whole compiler (and triton)
+    where it is applied.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
 def _choose(asked: str, device: str, dtype: torch.dtype, dim: int, num_bases: int) -> Choice:
     if asked not in ("auto", "reference", "lean"):
         why_not = _REFUSALS[asked](device, dtype, dim, num_bases)
@@ -157,7 +167,7 @@ def operators(name: str) -> Operators:
     return registered(name) if torch.compiler.is_compiling() else _LOADED[name]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_constant
 def _load(name: str) -> None:
     if name == "native":
         from resroute.ops import native

@@ -8,7 +8,15 @@ from resroute.config import UserError, fingerprint, to_dict
 from resroute.model import GPTConfig
 
 # where a run reads and writes and how often it reports does not change what it computes
-_NOT_IDENTITY = ("data", "out", "device", "log_every", "evaluate_every", "checkpoint_every")
+_NOT_IDENTITY = (
+    "data",
+    "out",
+    "device",
+    "backend",
+    "log_every",
+    "evaluate_every",
+    "checkpoint_every",
+)
 
 # more than any machine does; keeps numbers within those of torch and numpy
 _MOST = 10**9
@@ -50,9 +58,11 @@ class TrainConfig:
     checkpoint_every: int = 100
     """Steps between checkpoints; the last step always gets one."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """bfloat16 is autocast; auto takes it on GPUs and on CPUs with AMX or AVX512-BF16."""
+    """bfloat16 is autocast; auto takes it on GPUs and on CPUs with AMX."""
     device: str = "auto"
     """auto takes CUDA, then MPS, then the CPU."""
+    backend: Literal["auto", "reference", "lean", "native", "triton"] = "auto"
+    """Who computes the depth routing, see `resroute.backend`; auto takes the fastest that can."""
     compile: bool = False
     """Compile sublayers with torch.compile."""
 
