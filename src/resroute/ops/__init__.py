@@ -6,6 +6,7 @@ from resroute.ops.dispatch import backend as backend
 from resroute.ops.dispatch import choose as choose
 from resroute.ops.dispatch import native_available as native_available
 from resroute.ops.dispatch import operators as operators
+from resroute.ops.dispatch import prepare as prepare
 from resroute.ops.dispatch import set_backend as set_backend
 from resroute.ops.forms import MATCHING as MATCHING
 from resroute.ops.forms import SiteForm as SiteForm
@@ -22,6 +23,7 @@ __all__ = [
     "choose",
     "native_available",
     "operators",
+    "prepare",
     "set_backend",
     "site",
 ]

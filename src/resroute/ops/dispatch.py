@@ -167,6 +167,12 @@ def operators(name: str) -> Operators:
     return registered(name) if torch.compiler.is_compiling() else _LOADED[name]
 
 
+def prepare(name: str) -> None:
+    """Build or import a backend now, rather than at the first read."""
+    if name != "reference":
+        operators(name)
+
+
 @_constant
 def _load(name: str) -> None:
     if name == "native":

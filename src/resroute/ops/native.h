@@ -1,4 +1,5 @@
-// Shared by the native kernels: sixteen floats at a time, rows of float32 or bfloat16, chunks of rows.
+// Shared by the native kernels: sixteen floats at a time, rows of float32 or bfloat16, chunks of
+// rows.
 //
 // Every kernel works on float32 rows whose length is a multiple of 16. A row that is neither is
 // copied to scratch memory in L1 first, padded with zeros, so no kernel has a tail or a type.
@@ -136,6 +137,7 @@ RESROUTE_INLINE Vec sums(const Vec (&v)[C]) {
   constexpr int C8 = (C + 1) / 2, C4 = (C8 + 1) / 2, C2 = (C4 + 1) / 2;
   Vec a[C8], b[C4], c[C2];
   const Vec zero = {};
+  // the remainders only keep in range the indices of what is not taken
   for (int i = 0; i < C8; ++i) a[i] = fold8(v[2 * i], 2 * i + 1 < C ? v[(2 * i + 1) % C] : zero);
   for (int i = 0; i < C4; ++i) b[i] = fold4(a[2 * i], 2 * i + 1 < C8 ? a[(2 * i + 1) % C8] : zero);
   for (int i = 0; i < C2; ++i) c[i] = fold2(b[2 * i], 2 * i + 1 < C4 ? b[(2 * i + 1) % C4] : zero);
@@ -145,9 +147,9 @@ RESROUTE_INLINE Vec sums(const Vec (&v)[C]) {
 #else
 
 #define RESROUTE_INLINE inline
-#define RESROUTE_PREFETCH(address, write) ((void)0)
+#define RESROUTE_PREFETCH(address, write) ((void)(address))
 
-// the same sixteen floats for compilers without vector extensions; its loops are theirs to vectorise
+// the same for compilers without vector extensions; the loops are theirs to vectorise
 struct Vec {
   float lane[kLanes] = {};
 };
@@ -270,38 +272,41 @@ struct Rows {
   }
 
   void prefetch(int64_t row, bool write) const {
-    const char* p = at(row);
-    for (int64_t b = 0; b < width * (half ? 2 : 4); b += 64) {
+    const char *begin = at(row), *end = at(row + 1);
+    for (const char* p = begin; p < end; p += 64) {
       if (write)
-        RESROUTE_PREFETCH(p + b, 1);
+        RESROUTE_PREFETCH(p, 1);
       else
-        RESROUTE_PREFETCH(p + b, 0);
+        RESROUTE_PREFETCH(p, 0);
     }
   }
 };
 
 // `what` names the argument in the message.
-inline Rows rows_of(const Tensor& tensor, int64_t width, const char* what) {
+inline Rows rows_of(const Tensor& tensor, int64_t rows, int64_t width, const char* what) {
   const auto type = tensor.scalar_type();
   TORCH_CHECK(tensor.device().is_cpu(), "resroute's native ops are for the CPU: ", what, " is on ",
               tensor.device(), ".");
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "resroute's native ops take float32 and ",
-              "bfloat16 tensors: ", what, " is ", type, ".");
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16,
+              "resroute's native ops take float32 and bfloat16 tensors: ", what, " is ", type, ".");
   TORCH_CHECK(tensor.is_contiguous(), "resroute's native ops take contiguous tensors: ", what,
               " is not.");
+  TORCH_CHECK(tensor.numel() == rows * width, "resroute: the shape of ", what, " is ",
+              tensor.sizes(), ", which is not ", rows, " rows of ", width, ".");
   return {static_cast<char*>(tensor.data_ptr()), width, type == at::kBFloat16};
 }
 
-inline Rows rows_of(const std::optional<Tensor>& tensor, int64_t width, const char* what) {
-  return tensor.has_value() ? rows_of(*tensor, width, what) : Rows{};
+inline Rows rows_of(const std::optional<Tensor>& tensor, int64_t rows, int64_t width,
+                    const char* what) {
+  return tensor.has_value() ? rows_of(*tensor, rows, width, what) : Rows{};
 }
 
-// Numbers per row: float32 alone. Null where absent.
-inline float* numbers_of(const std::optional<Tensor>& tensor, const char* what) {
+// Float32 numbers; null where absent.
+inline float* numbers_of(const std::optional<Tensor>& tensor, int64_t count, const char* what) {
   if (!tensor.has_value()) return nullptr;
   TORCH_CHECK(tensor->scalar_type() == at::kFloat, "resroute's native ops take ", what,
               " in float32, not ", tensor->scalar_type(), ".");
-  return rows_of(*tensor, 1, what).floats(0);
+  return rows_of(*tensor, count, 1, what).floats(0);
 }
 
 inline int64_t num_rows(const Tensor& tensor) {

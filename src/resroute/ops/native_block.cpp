@@ -1,4 +1,4 @@
-// The block read for CPUs: m queries against N finished sources that are read once, a row at a time.
+// The block read for CPUs: m queries against N finished sources, each read once, a row at a time.
 //
 // Numbers of a row lie as (N, m), so that the softmax runs over lanes. What is computed and its
 // gradient are derived in docs/engine.md.
@@ -10,27 +10,31 @@ namespace resroute {
 namespace {
 
 // A tensor or nothing per source or query, as rows of D and as numbers per row.
-std::vector<Rows> all_rows(at::TensorList tensors, int64_t width, const char* what) {
+std::vector<Rows> all_rows(at::TensorList tensors, int64_t rows, int64_t width,
+                           const char* what) {
   std::vector<Rows> out;
-  for (const Tensor& tensor : tensors) out.push_back(rows_of(tensor, width, what));
+  for (const Tensor& tensor : tensors) out.push_back(rows_of(tensor, rows, width, what));
   return out;
 }
 
-std::vector<Rows> all_rows(const OptionalTensors& tensors, int64_t width, const char* what) {
+std::vector<Rows> all_rows(const OptionalTensors& tensors, int64_t rows, int64_t width,
+                           const char* what) {
   std::vector<Rows> out;
-  for (size_t i = 0; i < tensors.size(); ++i) out.push_back(rows_of(tensors.get(i), width, what));
+  for (size_t i = 0; i < tensors.size(); ++i)
+    out.push_back(rows_of(tensors.get(i), rows, width, what));
   return out;
 }
 
-std::vector<float*> all_numbers(at::TensorList tensors, const char* what) {
+std::vector<float*> all_numbers(at::TensorList tensors, int64_t count, const char* what) {
   std::vector<float*> out;
-  for (const Tensor& tensor : tensors) out.push_back(numbers_of(tensor, what));
+  for (const Tensor& tensor : tensors) out.push_back(numbers_of(tensor, count, what));
   return out;
 }
 
-std::vector<float*> all_numbers(const OptionalTensors& tensors, const char* what) {
+std::vector<float*> all_numbers(const OptionalTensors& tensors, int64_t count, const char* what) {
   std::vector<float*> out;
-  for (size_t i = 0; i < tensors.size(); ++i) out.push_back(numbers_of(tensors.get(i), what));
+  for (size_t i = 0; i < tensors.size(); ++i)
+    out.push_back(numbers_of(tensors.get(i), count, what));
   return out;
 }
 
@@ -38,7 +42,8 @@ struct Operands {
   std::vector<Rows> values, priors;
   std::vector<float*> inverse, scales, prior_lses;
   Rows keys;
-  std::vector<float> biases;  // (N, lanes), zeros beyond m
+  // (N, lanes), zeros beyond m
+  std::vector<float> biases;
   int64_t rows, width, padded, sources, queries, lanes;
 };
 
@@ -60,17 +65,14 @@ Operands operands_of(at::TensorList values, at::TensorList inverse_rms,
   TORCH_CHECK(priors.size() == prior_lses.size() &&
                   (priors.empty() || static_cast<int64_t>(priors.size()) == in.queries),
               "resroute: a prior and its log-sum-exp per query are needed, or none.");
-  for (const Tensor& value : values)
-    TORCH_CHECK(value.numel() == in.rows * in.width, "resroute: sources differ in shape.");
-  in.values = all_rows(values, in.width, "a source");
-  in.priors = all_rows(priors, in.width, "a prior");
-  in.inverse = all_numbers(inverse_rms, "1 / rms");
-  in.scales = all_numbers(scales, "scales");
-  in.prior_lses = all_numbers(prior_lses, "log-sum-exps");
-  in.keys = rows_of(keys, in.width, "the keys");
+  in.values = all_rows(values, in.rows, in.width, "a source");
+  in.priors = all_rows(priors, in.rows, in.width, "a prior");
+  in.inverse = all_numbers(inverse_rms, in.rows, "1 / rms");
+  in.scales = all_numbers(scales, in.rows, "scales");
+  in.prior_lses = all_numbers(prior_lses, in.rows, "log-sum-exps");
+  in.keys = rows_of(keys, in.queries, in.width, "the keys");
   in.biases.resize(in.sources * in.lanes);
-  if (const float* bias = numbers_of(biases, "biases")) {
-    TORCH_CHECK(biases->numel() == in.queries * in.sources, "resroute: biases are (m, N).");
+  if (const float* bias = numbers_of(biases, in.queries * in.sources, "the biases")) {
     for (int64_t j = 0; j < in.queries; ++j)
       for (int64_t n = 0; n < in.sources; ++n)
         in.biases[n * in.lanes + j] = bias[j * in.sources + n];
@@ -110,7 +112,7 @@ std::vector<Tensor> block_read_forward(
   std::vector<float*> lses;
   for (int64_t j = 0; j < m; ++j) {
     out.push_back(at::empty(values[0].sizes(), values[0].options().dtype(read_dtype)));
-    reads.push_back(rows_of(out.back(), in.width, "a read"));
+    reads.push_back(rows_of(out.back(), in.rows, in.width, "a read"));
   }
   for (int64_t j = 0; j < m; ++j) {
     out.push_back(at::empty(inverse_rms[0].sizes(), inverse_rms[0].options()));
@@ -125,7 +127,7 @@ std::vector<Tensor> block_read_forward(
     Scratch scratch((3 * m + N) * padded + (N + 4) * lanes);
     float *key_at = scratch.take(m * padded), *value_at = scratch.take(N * padded),
           *prior_at = scratch.take(m * padded), *read_at = scratch.take(m * padded);
-    // weights begin as products; lanes beyond m stay zero there
+    // weights begin as products; what is in lanes beyond m stays there
     float *weights = scratch.zeros(N * lanes), *most = scratch.zeros(lanes),
           *prior_lse = scratch.zeros(lanes), *prior_weight = scratch.zeros(lanes),
           *lse = scratch.zeros(lanes);
@@ -204,10 +206,10 @@ std::vector<Tensor> block_read_backward(
                   static_cast<int64_t>(grad_values.size()) == N && wants.size() == 4,
               "resroute: a gradient for each read, log-sum-exp and source is needed.");
   TORCH_CHECK(logits.numel() == in.rows * N * m + kLanes, "resroute: logits are of another read.");
-  const auto from_reads = all_rows(grad_reads, in.width, "a read's gradient");
-  const auto from_values = all_rows(grad_values, in.width, "a source's gradient");
-  const auto from_lses = all_numbers(grad_lses, "gradients of log-sum-exps");
-  const auto read_lses = all_numbers(lses, "log-sum-exps");
+  const auto from_reads = all_rows(grad_reads, in.rows, in.width, "a read's gradient");
+  const auto from_values = all_rows(grad_values, in.rows, in.width, "a source's gradient");
+  const auto from_lses = all_numbers(grad_lses, in.rows, "gradients of log-sum-exps");
+  const auto read_lses = all_numbers(lses, in.rows, "log-sum-exps");
   const bool wants_keys = wants[0], wants_biases = wants[1], wants_scales = wants[2],
              wants_priors = wants[3];
 
@@ -221,7 +223,7 @@ std::vector<Tensor> block_read_backward(
   std::vector<float*> to_scales(N), to_prior_lses;
   for (const Tensor& value : values) {
     out.push_back(made(true, value));
-    to_values.push_back(rows_of(out.back(), in.width, "a source"));
+    to_values.push_back(rows_of(out.back(), in.rows, in.width, "a source"));
   }
   for (int64_t n = 0; n < N; ++n) {
     out.push_back(made(wants_scales && in.scales[n], inverse_rms[n]));
@@ -229,7 +231,7 @@ std::vector<Tensor> block_read_backward(
   }
   for (const Tensor& prior : priors) {
     out.push_back(made(wants_priors, prior));
-    if (wants_priors) to_priors.push_back(rows_of(out.back(), in.width, "a prior"));
+    if (wants_priors) to_priors.push_back(rows_of(out.back(), in.rows, in.width, "a prior"));
   }
   for (const Tensor& prior_lse : prior_lses) {
     out.push_back(made(wants_priors, prior_lse));
@@ -242,7 +244,7 @@ std::vector<Tensor> block_read_backward(
   const int64_t partial_size = (wants_keys ? m * padded : 0) + N * lanes;
   std::vector<float> partials(chunks * partial_size + kLanes);
   for_chunks(in.rows, chunks, [&](int64_t chunk, int64_t begin, int64_t end) {
-    Scratch scratch((3 * m + 3 * N + 2) * padded + 2 * N * lanes + 6 * lanes + 2 * N * m + 6 * kLanes);
+    Scratch scratch((3 * m + 3 * N + 2) * padded + (2 * N + 4) * lanes + 2 * N * m + 4 * kLanes);
     float *key_at = scratch.take(m * padded), *value_at = scratch.take(N * padded),
           *read_at = scratch.take(m * padded), *prior_at = scratch.take(m * padded),
           *from_at = scratch.take(N * padded), *to_at = scratch.take(N * padded),
@@ -259,9 +261,11 @@ std::vector<Tensor> block_read_backward(
     for (int64_t j = 0; j < m; ++j) rows[m + j] = in.keys.read(j, key_at + j * padded);
     std::vector<Output> outputs(N), key_outputs(wants_keys ? m : 0);
     Ahead ahead;
-    for (const auto* tensors : {&in.values, &from_reads, &from_values}) ahead.watch(*tensors, false);
+    for (const auto* tensors : {&in.values, &from_reads, &from_values})
+      ahead.watch(*tensors, false);
     ahead.watch(to_values, true);
-    const int64_t tiles = tiles_of(m) * tiles_of(N) + (tiles_of(m) + tiles_of(N)) * (padded / (4 * kLanes) + 1);
+    const int64_t columns = padded / (4 * kLanes) + 1,
+                  tiles = tiles_of(m) * tiles_of(N) + (tiles_of(m) + tiles_of(N)) * columns;
     for (size_t j = 0; j < key_outputs.size(); ++j)
       key_outputs[j].add = key_outputs[j].to = to_keys + j * padded;
     for (int64_t r = begin; r < end; ++r) {
@@ -282,7 +286,8 @@ std::vector<Tensor> block_read_backward(
         const Vec top = load(lse + j);
         Vec centre = {};
         if (!in.priors.empty()) {
-          store(prior_p + j, exp(load(prior_p + j) - top));
+          // lanes beyond m would grow from row to row
+          store(prior_p + j, exp(load_part(prior_p + j, m - j) - top));
           centre = load(prior_p + j) * load(prior_q + j);
         }
         for (int64_t n = 0; n < N; ++n) {

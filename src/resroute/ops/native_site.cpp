@@ -1,7 +1,6 @@
-// The site operation for CPUs: an update joins a running stream, the bases are scored and mixed with
-// the prior, and the norm that follows is applied, in one pass over a row that stays in L1.
+// The site operation for CPUs: an update joins a running stream, the bases are scored and mixed
+// with the prior, and the norm that follows is applied, in one pass over a row that stays in L1.
 //
-// R rows, D width, K bases of Z streams. Bases of equal coefficients are scored once: U <= K of them.
 // What is computed and its gradient are derived in docs/engine.md.
 #include <torch/library.h>
 
@@ -22,15 +21,12 @@ Operands operands_of(at::TensorList streams, const std::optional<Tensor>& prior,
                      const std::optional<Tensor>& bias, const std::optional<Tensor>& gain,
                      const Tensor& like, int64_t bases) {
   const int64_t width = like.size(-1);
-  Operands in{{}, rows_of(prior, width, "prior"), rows_of(key, width, "key"),
-              rows_of(gain, width, "gain"), numbers_of(lse, "the log-sum-exp"),
-              numbers_of(bias, "biases"), num_rows(like), width};
-  for (const Tensor& stream : streams) {
-    TORCH_CHECK(stream.numel() == in.rows * width, "resroute: streams differ in shape.");
-    in.streams.push_back(rows_of(stream, width, "a stream"));
-  }
-  TORCH_CHECK(!prior.has_value() || prior->numel() == in.rows * width,
-              "resroute: the prior and the streams differ in shape.");
+  const int64_t rows = num_rows(like);
+  Operands in{{}, rows_of(prior, rows, width, "the prior"), rows_of(key, 1, width, "the key"),
+              rows_of(gain, 1, width, "the gain"), numbers_of(lse, rows, "the log-sum-exp"),
+              numbers_of(bias, bases - 1, "the bias"), rows, width};
+  for (const Tensor& stream : streams)
+    in.streams.push_back(rows_of(stream, rows, width, "a stream"));
   TORCH_CHECK(!bases || in.key, "resroute: bases need a key.");
   TORCH_CHECK(!bases || in.prior.operator bool() == (in.lse != nullptr),
               "resroute: a prior comes with its log-sum-exp.");
@@ -53,15 +49,15 @@ std::vector<Tensor> site_forward(
       form_of(given + fresh, coefficients, bases, target, eps, matching, rho_max, norm_eps);
   Operands in = operands_of(streams, prior, lse, key, bias, gain, like, bases);
   check_output_type(read_dtype);
-  const Rows added = rows_of(update, in.width, "the update");
-  TORCH_CHECK(!writes || update->numel() == in.rows * in.width,
-              "resroute: the update and the streams differ in shape.");
+  const Rows added = rows_of(update, in.rows, in.width, "the update");
   Tensor read = at::empty(like.sizes(), like.options().dtype(read_dtype));
-  Tensor written = writes ? at::empty(like.sizes(), like.options()) : at::empty({0}, like.options());
+  Tensor written =
+      writes ? at::empty(like.sizes(), like.options()) : at::empty({0}, like.options());
   const int64_t kept = Saved::size(form.bases);
   Tensor saved = empty_float({in.rows, kept});
-  const Rows read_rows = rows_of(read, in.width, "read");
-  const Rows written_rows = rows_of(written, in.width, "new stream");
+  const Rows read_rows = rows_of(read, in.rows, in.width, "the read");
+  const Rows written_rows =
+      writes ? rows_of(written, in.rows, in.width, "the new stream") : Rows{};
   if (fresh) in.streams.push_back(written_rows);
   float* const saved_data = saved.mutable_data_ptr<float>();
   const int mixed = mixed_streams(form, prior.has_value());
@@ -131,7 +127,7 @@ std::vector<Tensor> site_backward(
   const bool reads = grad_read.has_value(), writes = update_dtype.has_value();
   const int mixed = mixed_streams(form, prior.has_value());
   const bool keyed = reads && form.bases, normed = reads && in.gain, priored = reads && in.prior;
-  const Rows grad_rows = rows_of(grad_read, in.width, "the read's gradient");
+  const Rows grad_rows = rows_of(grad_read, in.rows, in.width, "the read's gradient");
   TORCH_CHECK(!writes || (target >= 0 && target < given), "resroute: no stream ", target, ".");
   if (writes) check_output_type(*update_dtype);
 
@@ -149,13 +145,13 @@ std::vector<Tensor> site_backward(
   std::vector<Tensor> out{grad_update, grad_prior, grad_lse, grad_key, grad_bias, grad_gain};
   std::array<Rows, kMost> arriving, leaving;
   for (int i = 0; i < given; ++i) {
-    arriving[i] = rows_of(grad_streams.get(i), in.width, "a stream's gradient");
+    arriving[i] = rows_of(grad_streams.get(i), in.rows, in.width, "a stream's gradient");
     out.push_back(at::empty(streams[i].sizes(), streams[i].options()));
-    leaving[i] = rows_of(out.back(), in.width, "a stream's gradient");
+    leaving[i] = rows_of(out.back(), in.rows, in.width, "a stream's gradient");
   }
-  const Rows update_rows = writes ? rows_of(grad_update, in.width, "update") : Rows{};
+  const Rows update_rows = writes ? rows_of(grad_update, in.rows, in.width, "the update") : Rows{};
   const Rows prior_rows =
-      grad_prior.numel() ? rows_of(grad_prior, in.width, "prior") : Rows{};
+      grad_prior.numel() ? rows_of(grad_prior, in.rows, in.width, "the prior") : Rows{};
   float* const lse_out = grad_lse.numel() ? grad_lse.mutable_data_ptr<float>() : nullptr;
   const float* const saved_data = saved.const_data_ptr<float>();
   const int64_t kept = Saved::size(form.bases), padded = round_up(in.width);

@@ -1,7 +1,7 @@
 // What is done to one row of a site, forward and backward: passes over float32 rows in L1 and the
 // numbers between them.
 //
-// D width, K bases of Z streams, U <= K distinct ones.
+// D width, K bases of Z streams; bases of equal coefficients are scored once, U <= K of them.
 #pragma once
 
 #include <array>
@@ -15,8 +15,10 @@ constexpr int kMost = 3;
 struct Form {
   int bases = 0, streams = 0, distinct = 0, matching = 0;
   int64_t target = -1;
-  int which[kMost] = {};  // basis -> distinct basis
-  float weight[kMost][kMost] = {};  // distinct basis, stream
+  // the distinct basis that each basis is
+  int which[kMost] = {};
+  // of the streams in each distinct basis
+  float weight[kMost][kMost] = {};
   float eps = 0, rho_max = 0, norm_eps = 0;
 };
 
@@ -40,8 +42,8 @@ struct Saved {
   }
 };
 
-inline Form form_of(int64_t streams, at::ArrayRef<double> coefficients, int64_t bases, int64_t target,
-             double eps, int64_t matching, double rho_max, double norm_eps) {
+inline Form form_of(int64_t streams, at::ArrayRef<double> coefficients, int64_t bases,
+                    int64_t target, double eps, int64_t matching, double rho_max, double norm_eps) {
   TORCH_CHECK(bases <= kMost && streams <= kMost, "resroute's native ops take up to ", kMost,
               " streams and bases, not ", streams, " and ", bases, ".");
   TORCH_CHECK(static_cast<int64_t>(coefficients.size()) == bases * streams && (streams || !bases),
@@ -196,19 +198,21 @@ inline int mixed_streams(const Form& form, bool has_prior) {
 // From <grad_mix, Z_i> (then <grad_mix, prior>) to the factors of all gradients of a row.
 struct RowGradient {
   Spread by;
-  float bias[kMost] = {};  // grad of each basis' logit
+  // of each basis' logit
+  float bias[kMost] = {};
   float lse = 0;
 };
 
-inline RowGradient row_gradient(const Form& form, const Saved& row, const float* products, bool has_prior,
-                         int64_t width) {
+inline RowGradient row_gradient(const Form& form, const Saved& row, const float* products,
+                                bool has_prior, int64_t width) {
   RowGradient out;
   share(form, row, out.by.c);
   const float prior_product = has_prior ? products[form.streams] : 0.0f;
   float delta = row.prior * prior_product;
   for (int i = 0; i < form.streams; ++i) delta += out.by.c[i] * products[i];
   out.lse = row.prior * (prior_product - delta);
-  float keyed[kMost] = {}, own[kMost] = {};  // of each distinct basis: grad B += keyed key + own B
+  // of each distinct basis beside the mix's share: grad B = keyed key + own B
+  float keyed[kMost] = {}, own[kMost] = {};
   const auto turn = [&](int k, float grad_inverse) {
     const float r = row.inverse[k];
     own[form.which[k]] -= grad_inverse * r * r * r / static_cast<float>(width);

@@ -1,5 +1,5 @@
-// The two small products of a block read, `dots` (rows times rows) and `mix` (weights times rows), in
-// tiles of up to 4 by 4 vectors that stay in registers.
+// The two small products of a block read, `dots` (rows times rows) and `mix` (weights times rows),
+// in tiles of up to 4 by 4 vectors that stay in registers.
 #pragma once
 
 #include <utility>
@@ -87,7 +87,8 @@ struct Output {
   const float* own = nullptr;
   float own_weight = 0;
   float* to = nullptr;
-  uint16_t* half = nullptr;  // instead of `to`
+  // instead of `to`
+  uint16_t* half = nullptr;
 };
 
 // How the weight of input i in output o is found: data[i * input + o * output].
@@ -141,8 +142,8 @@ void mix_columns(const Output* outputs, int64_t num_outputs, const float* const*
 }
 
 // Columns outside, so that the slices of many rows stay in L1 for all outputs.
-inline void mix(const std::vector<Output>& outputs, const std::vector<const float*>& rows, int64_t width,
-         const Weights& by, Ahead& ahead) {
+inline void mix(const std::vector<Output>& outputs, const std::vector<const float*>& rows,
+                int64_t width, const Weights& by, Ahead& ahead) {
   const auto num_outputs = static_cast<int64_t>(outputs.size());
   const auto num_rows = static_cast<int64_t>(rows.size());
   int64_t d = 0;
