@@ -16,7 +16,7 @@ help:
 	@echo "make setup     the environment that test and check use"
 	@echo "make test-all  the tests, slow ones too"
 	@echo "make golden    write the golden losses anew (a change of maths: say why)"
-	@echo "make bench     time a training step of each method against PreNorm"
+	@echo "make bench     time a training step of each method against PreNorm (ARGS='--layers 24')"
 	@echo "make clean     remove caches and build outputs; data, runs and the environment stay"
 
 $(BIN)/python:
@@ -54,7 +54,7 @@ golden: $(VENV)/.dev
 	$(BIN)/python scripts/golden.py
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/step.py $(ARGS)
+	$(BIN)/resroute bench step $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage coverage.xml

@@ -2,7 +2,10 @@ from typing import Any
 
 import pytest
 
-COMMANDS = [[], ["demo"], ["data"], ["data", "prepare"], ["train"], ["sample"], ["report"]]
+COMMANDS = [
+    *([], ["demo"], ["data"], ["data", "prepare"]),
+    *(["train"], ["sample"], ["report"], ["bench"]),
+]
 SEED_ENDS = ["-1", str(2**63), "1.5", "nan", "", "9" * 5000]
 WHOLE = [
     *[("train", "--layers", text) for text in ("0", "-1", "10001", "1e3", "nan", "", "\u00bd")],
@@ -71,7 +74,7 @@ def test_empty_names_do_not_mean_the_current_folder(refused: Any, arguments: lis
     ("arguments", "says"),
     [
         ([], "required: COMMAND"),
-        ([""], "unknown ''; use demo, data, train, sample, report"),
+        ([""], "unknown ''; use demo, data, train, sample, report, bench"),
         (["trian"], "unknown 'trian' (did you mean 'train'?)"),
         (["data"], "required: COMMAND"),
         (["data", "prep"], "did you mean 'prepare'?"),

@@ -148,9 +148,9 @@ def test_dropout_of_the_embedding_and_of_the_mlp_scale_what_they_keep() -> None:
 @pytest.mark.parametrize("kind", ["swiglu", "gelu"])
 def test_the_mlp_by_hand(kind: str) -> None:
     torch.manual_seed(0)
-    mlp = MLP(small_gpt_config(mlp=kind, mlp_ratio=1.5, norm_eps=1e-3)).double()
+    mlp = MLP(small_gpt_config(mlp=kind, mlp_ratio=1.5)).double()
     x = torch.randn(3, 4, 16, dtype=torch.float64)
-    h = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() @ mlp.up.weight.T
+    h = x @ mlp.up.weight.T
     if kind == "swiglu":
         assert h.shape[-1] == 48
         h = h[..., :24] / (1 + (-h[..., :24]).exp()) * h[..., 24:]
@@ -165,10 +165,13 @@ def test_one_layer_of_pre_norm_is_two_residual_additions() -> None:
     assert model.positions is not None
     assert model.head is not None
     x = model.embedding.weight[tokens] + model.positions.weight[:5]
-    x = x + layer.attention(x, None, None, 0)
-    x = x + layer.mlp(x)
-    x = model.norm.weight * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
-    expected = x @ model.head.weight.T
+
+    def normed(x: Tensor, gain: Tensor) -> Tensor:
+        return gain * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+
+    x = x + layer.attention(normed(x, layer.attention.norm.weight), None, None, 0)
+    x = x + layer.mlp(normed(x, layer.mlp.norm.weight))
+    expected = normed(x, model.norm.weight) @ model.head.weight.T
     torch.testing.assert_close(logits_of(model, tokens), expected, rtol=0, atol=1e-12)
 
 

@@ -138,8 +138,13 @@ def test_tied_embeddings_shrink_reads_as_documented(
     model = small_gpt(
         vocab_size=40, context=16, num_layers=48, dim=128, residual=residual, tie_embeddings=True
     )
-    reads, read = [], model.policy.read
-    model.policy.read = lambda stream, site: reads.append(read(stream, site)) or reads[-1]
+    reads, policy, read_normalised = [], model.policy, model.policy.read_normalised
+
+    def spy(stream: Any, site: int, norm: Any) -> Any:
+        reads.append(policy.read(stream, site))
+        return read_normalised(stream, site, norm)
+
+    policy.read_normalised = spy
     model(torch.randint(40, (2, 16)))
     # docs/methods.md, "The initial state": far below norm_eps, 1e-6, for Full AttnRes
     assert reads[-1].square().mean().item() == pytest.approx(expected, rel=0.3)

@@ -73,7 +73,7 @@ def train(options: argparse.Namespace) -> None:
     """Train one model."""
     if options.resume and options.fresh:
         raise UserError("--resume goes on and --fresh starts over: give one of them")
-    residual = _residual(options.method, options.blocks)
+    residual = residual_of(options.method, options.blocks)
     corpus = _corpus(options)
     model = PRESETS[options.preset](
         options.layers,
@@ -161,7 +161,8 @@ def report(options: argparse.Namespace) -> None:
     _print_files(files)
 
 
-def _residual(method: str, blocks: int | None) -> ResidualConfig:
+def residual_of(method: str, blocks: int | None) -> ResidualConfig:
+    """The method of a name that `METHODS` has, with its number of blocks."""
     name = method.lower().replace("_", "-")
     if name not in METHODS:
         raise UserError(

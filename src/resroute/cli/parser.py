@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from resroute import __version__
+from resroute.bench import CASES
 from resroute.cli import commands
+from resroute.cli.bench import bench
 from resroute.cli.display import printable
 from resroute.cli.values import COUNT, LAYERS, SEED, STEPS, name, number, whole
 from resroute.config import suggestion
@@ -83,6 +85,7 @@ def make_parser() -> Parser:
     _train(commands_)
     _sample(commands_)
     _report(commands_)
+    _bench(commands_)
     return parser
 
 
@@ -180,6 +183,29 @@ def _report(group: Any) -> None:
     add("folder", type=name, metavar="DIR", help="where the runs are, such as runs/demo")
     add("--out", type=name, metavar="DIR", help="where to write the page and figures (DIR itself)")
     add("--title", metavar="TEXT", help="heading of the page")
+
+
+def _bench(group: Any) -> None:
+    parser = _command(group, "bench", bench, "Time methods and backends in pairs; checked first.")
+    add = parser.add_argument
+    # what is not given is the case's own
+    add("case", choices=CASES, metavar="CASE", help=", ".join(CASES))
+    add("--methods", type=name, metavar="A,B", help="against PreNorm (block-attn-res,wav)")
+    add("--backends", type=name, metavar="X,Y", help="reference, lean, native, triton (auto)")
+    add("--layers", type=LAYERS, metavar="L", help="layers (48)")
+    add("--dim", type=COUNT, metavar="D", help="width (256)")
+    add("--batch", type=COUNT, metavar="B", help="windows a step (8), rows to decode (1 and 32)")
+    add("--context", type=COUNT, metavar="T", help="tokens of a window (256)")
+    add("--blocks", type=LAYERS, metavar="N", help="depth blocks, where a method has them (4)")
+    add("--pairs", type=whole(1, 10_000), metavar="N", help="measurements A B A B (30)")
+    add(
+        "--precision", choices=["auto", "float32", "bfloat16"],
+        metavar="P", help="auto, float32 or bfloat16 (auto)",
+    )  # fmt: skip
+    add("--compile", action=argparse.BooleanOptionalAction, help="compile sublayers of a step")
+    add("--threads", type=whole(1, 4096), metavar="N", help="CPU threads (torch's number)")
+    add("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps (auto)")
+    add("--out", type=name, metavar="FILE", help="JSON file to write: settings and every pair")
 
 
 def _data_option(parser: Parser) -> None:

@@ -11,12 +11,16 @@ from torch import Tensor, nn
 
 from resroute.config import UserError
 from resroute.core import compute_dtype
+from resroute.model.attend import causal_attention
 
 ROPE_BASE = 10_000.0
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines (T, E / 2) of the rotary angles of a run of positions."""
+    """Cosines and sines (T, E) of the rotary angles of a run of positions.
+
+    Both halves of a head have the same angles; the first half's sines are negative.
+    """
 
     cosine: Tensor
     sine: Tensor
@@ -34,18 +38,18 @@ def rotation(first: int, length: int, head_dim: int, like: Tensor) -> Rotation:
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=home) / head_dim
     positions = torch.arange(first, first + length, dtype=torch.float64, device=home)
     angles = positions.unsqueeze(-1) * ROPE_BASE**-exponents
+    cosine, sine = angles.cos(), angles.sin()
+    tables = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
     dtype = compute_dtype(like.dtype)
-    return Rotation(angles.cos().to(like.device, dtype), angles.sin().to(like.device, dtype))
+    return Rotation(*(table.to(like.device, dtype) for table in tables))
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
     """Rotate pairs of channels, first half against second half, of x (B, H, T, E)."""
     wide = x.to(torch.promote_types(x.dtype, by.cosine.dtype))
     first, second = wide.chunk(2, dim=-1)
-    rotated = torch.cat(
-        (first * by.cosine - second * by.sine, second * by.cosine + first * by.sine), dim=-1
-    )
-    return rotated.to(x.dtype)
+    swapped = torch.cat((second, first), dim=-1)
+    return torch.addcmul(wide * by.cosine, swapped, by.sine).to(x.dtype)
 
 
 class LayerCache:
@@ -101,7 +105,10 @@ class HeadNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Pre-normalised causal self-attention; returns the update, without any residual."""
+    """Causal self-attention on a normalised read; returns the update, without any residual.
+
+    `norm` is the read's; the policy applies it (`Policy.read_normalised`).
+    """
 
     def __init__(
         self,
@@ -133,12 +140,11 @@ class Attention(nn.Module):
         """Attend over tokens.
 
         Args:
-            x: What the sublayer reads (B, T, D), before its norm.
+            x: What the sublayer reads (B, T, D), normalised.
             positions: Rotary angles of these tokens; None where positions are learned.
             cache: Past keys and values, to which these tokens' are added.
             first: Position of the first token; zero without a cache.
         """
-        x = self.norm(x)
         queries = self.query_norm(self._heads(self.query(x), self.num_heads))
         keys = self.key_norm(self._heads(self.key(x), self.num_kv_heads))
         values = self._heads(self.value(x), self.num_kv_heads)
@@ -154,31 +160,3 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor, num_heads: int) -> Tensor:
         return x.view(*x.shape[:2], num_heads, self.head_dim).transpose(1, 2)
-
-
-def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, *, dropout: float) -> Tensor:
-    """Softmax attention in which query i of T sees keys up to `S - T + i` of S.
-
-    Args:
-        queries: (B, H, T, E).
-        keys: (B, G, S, E); G divides H, and each key head serves H / G query heads.
-        values: (B, G, S, E).
-        dropout: Probability of dropping a weight.
-
-    Returns:
-        (B, H, T, E).
-    """
-    length, past = queries.shape[2], keys.shape[2] - queries.shape[2]
-    mask = None
-    if past > 0 and length > 1:
-        seen = torch.ones(length, length + past, dtype=torch.bool, device=queries.device)
-        mask = seen.tril(past)
-    return F.scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=past == 0 and length > 1,
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )

@@ -57,7 +57,7 @@ def generate(
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
         window = _Window(model)
         for _ in range(max_new_tokens):
-            logits = window.next_logits(rows.clamp(min=0))
+            logits = window.next_logits(rows)
             new = _draw(logits, temperature, top_k, top_p, generator)
             new = torch.where(ended, PADDING, new)
             rows = torch.cat((rows, new.unsqueeze(1)), dim=1)
@@ -81,13 +81,13 @@ class _Window:
         self.cache = model.new_cache()
 
     def next_logits(self, rows: Tensor) -> Tensor:
-        """Logits (B, V) of the token after rows (B, T), which only ever grow."""
+        """Logits (B, V) of the token after rows (B, T), which only ever grow; -1 reads as 0."""
         context = self.model.config.context
         while rows.shape[1] - self.begin > context:
             self.begin += (context + 1) // 2
             self.cache = self.model.new_cache()
-        logits: Tensor = self.model(rows[:, self.begin + self.cache.length :], cache=self.cache)[0]
-        return logits[:, -1]
+        unseen = rows[:, self.begin + self.cache.length :]
+        return self.model.next_logits(unseen.clamp(min=0), self.cache)
 
 
 def _draw(

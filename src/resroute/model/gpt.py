@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from resroute.config import UserError
 from resroute.model.attention import Attention, Cache, LayerCache, Rotation, rotation
+from resroute.model.loss import cross_entropy, linear_cross_entropy, widen
 from resroute.residual import Policy, PreNorm, ResidualConfig
-
-IGNORED = -100
 
 # beyond any model that fits a machine; a slip of a zero should not hang one
 _MOST = {
@@ -104,7 +103,10 @@ class GPTConfig:
 
 
 class MLP(nn.Module):
-    """Pre-normalised SwiGLU or GELU; returns the update, without any residual."""
+    """SwiGLU or GELU on a normalised read; returns the update, without any residual.
+
+    `norm` is the read's; the policy applies it (`Policy.read_normalised`).
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -115,8 +117,8 @@ class MLP(nn.Module):
         self.output = nn.Linear(config.hidden_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map what the sublayer reads (B, T, D) to its update."""
-        hidden = self.up(self.norm(x))
+        """Map what the sublayer reads (B, T, D), normalised, to its update."""
+        hidden = self.up(x)
         if self.is_gated:
             gate, value = hidden.chunk(2, dim=-1)
             hidden = F.silu(gate) * value
@@ -150,9 +152,10 @@ class Layer(nn.Module):
         first: int,
     ) -> Any:
         """Carry the stream over two sites."""
-        update = self.attention(policy.read(stream, site), positions, cache, first)
-        stream = policy.write(stream, site, update)
-        return policy.write(stream, site + 1, self.mlp(policy.read(stream, site + 1)))
+        x, stream = policy.read_normalised(stream, site, self.attention.norm)
+        stream = policy.write(stream, site, self.attention(x, positions, cache, first))
+        x, stream = policy.read_normalised(stream, site + 1, self.mlp.norm)
+        return policy.write(stream, site + 1, self.mlp(x))
 
 
 class GPT(nn.Module):
@@ -243,13 +246,21 @@ class GPT(nn.Module):
                 f"{tuple(targets.shape)}"
             )
         hidden = self._hidden(tokens, cache)
-        logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        loss = None
-        if targets is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         keeps_logits = targets is None if return_logits is None else return_logits
-        return logits if keeps_logits else None, loss
+        logits = self._logits(hidden) if keeps_logits else None
+        if targets is None:
+            return logits, None
+        head = self.embedding if self.head is None else self.head
+        # another module may have been put in the head's place
+        if logits is None and type(head) in (nn.Embedding, nn.Linear):
+            loss = linear_cross_entropy(hidden.flatten(0, 1), head.weight, targets.flatten())
+        else:
+            loss = cross_entropy(self._logits(hidden) if logits is None else logits, targets)
+        return logits, loss
+
+    def next_logits(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Logits (B, V) of what follows tokens (B, T), as `forward` has them at its last place."""
+        return self._logits(self._hidden(tokens, cache)[:, -1])
 
     def new_cache(self) -> Cache:
         """An empty key-value cache for one batch of sequences."""
@@ -261,6 +272,11 @@ class GPT(nn.Module):
             assert isinstance(layer, Layer)
             layer.attention.compile(*args, **kwargs)
             layer.mlp.compile(*args, **kwargs)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self.head is None:
+            return widen(F.linear(hidden, self.embedding.weight))
+        return widen(self.head(hidden))
 
     def _hidden(self, tokens: Tensor, cache: Cache | None) -> Tensor:
         if tokens.dim() != 2:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from resroute import ops
 from resroute.config import UserError
 from resroute.data import Corpus, EvaluationSet, evaluation_windows, open_corpus, training_batch
 from resroute.files import write_json
@@ -82,7 +83,8 @@ def train(
     if summary is not None:
         listener.message(f"{run.path} is finished: reused (--fresh trains again)")
         return {**summary, "path": str(run.path)}
-    return Trainer(config, corpus, evaluation, run, device, listener).fit(stop_at)
+    with ops.backend(config.backend):
+        return Trainer(config, corpus, evaluation, run, device, listener).fit(stop_at)
 
 
 def _require_buildable(config: TrainConfig) -> None:
@@ -131,11 +133,14 @@ class Trainer:
         """Run to the end, or to `stop_at`; write the folder's files; return the summary."""
         config = self.config
         self.run.add_session(self.step, environment(self.device, self.precision))
+        routing = ops.choose(self.device, torch.float32, config.model.dim)
         self.listener.message(
             f"{config.model.residual.label}: {config.model.num_layers} layers, "
             f"{self._count():,} parameters, {str(self.precision).removeprefix('torch.')} on "
-            f"{describe_device(self.device)}"
+            f"{describe_device(self.device)}, routing by {routing.backend}"
         )
+        # its kernels may have to be built
+        ops.prepare(routing.backend)
         end = config.steps if stop_at is None else min(stop_at, config.steps)
         self.listener.begin(
             config.model.residual.label, self.step, config.steps, self.evaluation.floor

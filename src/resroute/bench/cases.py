@@ -1,0 +1,106 @@
+"""The cases by name, and a case's whole result."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from resroute.bench.decode import decode
+from resroute.bench.memory import memory
+from resroute.bench.mixer import mixer
+from resroute.bench.peers import PACKAGES, peer_version
+from resroute.bench.scaling import scaling
+from resroute.bench.settings import Settings
+from resroute.bench.step import step
+from resroute.bench.timing import Comparison, Listener
+from resroute.config import UserError, suggestion, to_dict
+from resroute.model import GPT
+from resroute.residual import WAV, BlockAttnRes, ResidualConfig
+from resroute.training.device import environment
+
+Case = Callable[[Settings, Listener], Iterator[Comparison]]
+
+CASES: dict[str, Case] = {
+    "step": step,
+    "memory": memory,
+    "decode": decode,
+    "mixer": mixer,
+    "scaling": scaling,
+}
+"""In the order in which they are documented."""
+
+UNUSED = {
+    "memory": ("pairs",),
+    "decode": ("compile",),
+    "mixer": ("methods", "precision", "compile"),
+}
+"""Options that have no effect in a case."""
+
+METHODS: dict[str, tuple[ResidualConfig, ...]] = {
+    **dict.fromkeys(("step", "memory", "decode"), (BlockAttnRes(), WAV())),
+    "scaling": (WAV(),),
+    "mixer": (),
+}
+"""Methods of a case where none are given."""
+
+FORMAT_VERSION = 1
+
+
+def run(
+    case: str, settings: Settings, listener: Listener | None = None
+) -> tuple[list[Comparison], dict[str, Any]]:
+    """Run a case.
+
+    Args:
+        case: A name among `CASES`.
+        settings: What it is run with.
+        listener: Told what happens.
+
+    Returns:
+        The comparisons, and all of it as JSON: settings, machine, every pair. The machine is
+        described without host, user and paths.
+
+    Raises:
+        UserError: An unknown case, or settings that this machine or the methods do not take.
+        WrongResultError: Something computes another result than the reference; it is not timed.
+    """
+    if case not in CASES:
+        raise UserError(f"unknown case {case!r}{suggestion(case, CASES)}; use {', '.join(CASES)}")
+    methods = settings.methods or METHODS[case]
+    settings = dataclasses.replace(settings, methods=methods)
+    _require_runnable(settings)
+    with _threads(settings.threads):
+        rows = list(CASES[case](settings, listener or Listener()))
+        machine = environment(settings.torch_device, settings.torch_precision)
+    peers = {name: peer_version(name) for name in PACKAGES} if case == "mixer" else {}
+    return rows, {
+        "format_version": FORMAT_VERSION,
+        "case": case,
+        "settings": to_dict(settings),
+        "machine": machine,
+        "peers": {name: found for name, found in peers.items() if found},
+        "rows": [row.to_json() for row in rows],
+    }
+
+
+def _require_runnable(settings: Settings) -> None:
+    """Raise now what minutes of other measurements would come before."""
+    settings.served()
+    for residual in settings.methods:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            GPT(settings.model(residual))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    former = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)

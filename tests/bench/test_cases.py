@@ -1,0 +1,176 @@
+import json
+
+import pytest
+import torch
+
+from resroute.bench import run
+from resroute.bench.settings import Settings, served, with_blocks
+from resroute.bench.table import amount, lines, table
+from resroute.bench.timing import Comparison
+from resroute.bench.workload import GPTStep
+from resroute.config import UserError
+from resroute.residual import HAARES, WAV, BlockAttnRes, FullAttnRes, PreNorm
+from resroute.training.device import has_cpp_compiler
+
+
+def keys(rows):
+    return [(row.name, row.backend, row.against, row.group) for row in rows]
+
+
+def test_step(tiny):
+    rows, result = run("step", tiny(backends=("lean", "reference"), methods=(WAV(),)))
+    assert keys(rows) == [
+        ("PreNorm", "lean", "plain torch", ""),
+        ("WAV", "lean", "PreNorm", ""),
+        ("WAV", "reference", "PreNorm", ""),
+    ]
+    assert all(len(row.pairs) == 2 and min(map(min, row.pairs)) > 0 for row in rows)
+    assert max(max(row.details["deviation"].values()) for row in rows) < 1e-4
+    assert result == json.loads(json.dumps(result, allow_nan=False))
+    assert [Comparison.from_json(row) for row in result["rows"]] == rows
+    assert result["settings"]["methods"][0]["type"] == "wav"
+    assert result["machine"]["precision"] == "float32"
+
+
+def test_step_in_bfloat16(tiny):
+    rows, _ = run("step", tiny(precision="bfloat16", methods=(BlockAttnRes(),)))
+    assert 1e-4 < rows[1].details["deviation"]["step"] < 0.2
+    assert rows[1].details["deviation"]["formula"] < 1e-4
+
+
+def test_memory(tiny):
+    rows, _ = run("memory", tiny(methods=(FullAttnRes(),), backends=("reference", "lean")))
+    assert [row.group for row in rows] == ["activations", "all"] * 2
+    direct, _, lean, whole = rows
+    # plain autograd keeps products of every source at every site
+    assert direct.ratio > lean.ratio > 1
+    # parameters and two moments, and the count of steps of each tensor
+    steps = GPTStep(tiny(), FullAttnRes(), "lean", compiled=False)
+    fixed = 4 * (3 * steps.parameters + len(list(steps.model.parameters())))
+    assert whole.measured - lean.measured == fixed
+
+
+def test_decode(tiny):
+    rows, _ = run("decode", tiny(batch=None, methods=(WAV(),)))
+    assert [(row.group, row.unit) for row in rows] == [
+        ("batch 1", "tokens/s"),
+        ("batch 32", "tokens/s"),
+    ]
+    assert rows[1].measured > rows[0].measured
+
+
+def test_mixer_runs_without_other_packages(tiny, monkeypatch):
+    monkeypatch.setattr("resroute.bench.peers.peer_version", lambda name: None)
+    rows, result = run("mixer", tiny())
+    assert keys(rows) == [
+        (name, "lean", "reference", group)
+        for name in ("1 read of 9", "4 reads of 4", "a WAV site")
+        for group in ("fwd", "fwd+bwd")
+    ]
+    assert max(row.details["deviation"]["lean"] for row in rows) < 1e-5
+    assert result["peers"] == {}
+
+
+def test_mixer_times_a_peer_that_is_right_and_refuses_one_that_is_wrong(tiny, monkeypatch):
+    def stacked(values, keys, eps):
+        sources = torch.stack(list(values))
+        normal = sources / (sources.square().mean(-1, keepdim=True) + eps).sqrt()
+        weights = (normal @ keys.T).softmax(0)
+        return (weights.unsqueeze(-1) * sources.unsqueeze(-2)).sum(0).unbind(-2)
+
+    monkeypatch.setattr("resroute.bench.mixer.read_peers", lambda: ({"other": stacked}, []))
+    rows, _ = run("mixer", tiny(pairs=1))
+    assert [row.against for row in rows[:4]] == ["reference", "reference", "other", "other"]
+    monkeypatch.setattr(
+        "resroute.bench.mixer.read_peers",
+        lambda: ({"other": lambda values, keys, eps: stacked(values, 2 * keys, eps)}, []),
+    )
+    with pytest.raises(RuntimeError, match="1 read of 9: other: output 0 differs"):
+        run("mixer", tiny(pairs=1))
+
+
+def test_scaling(tiny):
+    rows, _ = run("scaling", tiny(pairs=1))
+    assert [(row.group, row.against) for row in rows] == [
+        ("4 layers", "2 layers"),
+        ("8 layers", "4 layers"),
+        ("16 width", "8 width"),
+        ("4 blocks", "2 blocks"),
+    ]
+    depth = rows[1].details["parameters"]
+    assert depth[1] - depth[0] == 4 * (4 * 16 * 16 + 3 * 4 * 16 * 16 + 2 * 16 + 4 * 16 + 4)
+
+
+def test_settings_are_refused_in_words(tiny):
+    for wrong, says in (
+        ({"dim": 15}, "dim must be even, got 15"),
+        ({"backends": ("leen",)}, r"unknown backend 'leen' \(did you mean 'lean'\?\)"),
+        ({"backends": ("triton",)}, "backend 'triton' was asked for, but it runs on CUDA"),
+        ({"layers": 1}, "num_blocks=2 is more than the stack's 1 layers"),
+    ):
+        with pytest.raises(UserError, match=says):
+            run("decode", tiny(**wrong))
+    with pytest.raises(UserError, match=r"unknown case 'stp' \(did you mean 'step'\?\)"):
+        run("stp", tiny())
+
+
+def test_threads_are_set_for_the_case_alone(tiny, monkeypatch):
+    seen = []
+    former = torch.get_num_threads()
+    monkeypatch.setitem(
+        __import__("resroute.bench.cases", fromlist=["CASES"]).CASES,
+        "step",
+        lambda settings, listener: iter(seen.append(torch.get_num_threads()) or ()),
+    )
+    run("step", tiny(threads=former + 1))
+    assert seen == [former + 1]
+    assert torch.get_num_threads() == former
+
+
+def test_shapes_of_models():
+    heads = {256: 4, 128: 4, 512: 8, 24: 4, 6: 3, 2: 1}
+    assert {dim: Settings(dim=dim).num_heads for dim in heads} == heads
+    assert with_blocks(WAV(), 3).num_blocks == 3
+    assert with_blocks(WAV(block_layers=2), 3).num_blocks is None
+    assert with_blocks(HAARES(num_blocks=5), 3).num_blocks == 5
+    assert with_blocks(PreNorm(), 3) == PreNorm()
+    assert served("auto", Settings(device="cpu")) == "lean"
+
+
+def row(**options):
+    values = {"name": "Block AttnRes", "against": "PreNorm", "unit": "s", "backend": "reference"}
+    return Comparison(**{**values, "pairs": ((1.0, 1.5),) * 6, **options})
+
+
+def test_the_table_fits_80_columns():
+    shown = lines([row(group="batch 32", unit="tokens/s", pairs=((20_000.0, 12_345.0),) * 6)])
+    headings = ["what", "backend", "against", "ratio", "95", "%", "interval", "median"]
+    assert shown[0].split() == headings
+    assert shown[1].split()[-4:] == ["0.617", "0.617-0.617", "12,345", "tok/s"]
+    assert max(map(len, shown)) <= 80
+    scaling = lines([row(group="96 layers", against="48 layers")])
+    assert scaling[1].split()[-5:] == ["layers", "1.500", "1.500-1.500", "1.5", "s"]
+    assert max(map(len, scaling)) <= 80
+    memory = [row(unit="bytes", pairs=((1e9, 1.25e9),), backend="")]
+    assert lines(memory)[1].split() == ["Block", "AttnRes", "PreNorm", "1.250", "1,250", "MB"]
+    assert "backend" not in lines(memory)[0]
+    assert table([row()]).row_count == 1
+
+
+def test_amounts():
+    assert [amount(x, "s") for x in (12.34, 0.01234, 1.2e-5)] == ["12.3 s", "12.3 ms", "0.012 ms"]
+    assert [amount(x, "bytes") for x in (25e6, 2_500)] == ["25 MB", "2 kB"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.skipif(not has_cpp_compiler(), reason="needs a C++ compiler")
+def test_compiled_steps_are_checked_and_measured_too(tiny):
+    compiled = tiny(compile=True, methods=(WAV(),))
+    rows, _ = run("step", compiled)
+    assert max(max(row.details["deviation"].values()) for row in rows) < 1e-4
+    eager = tiny(methods=(WAV(),))
+    peaks = [run("memory", settings)[0][0].measured for settings in (compiled, eager)]
+    # compiled sublayers keep less
+    assert 0.3 < peaks[0] / peaks[1] < 1
