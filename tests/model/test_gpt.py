@@ -265,6 +265,27 @@ def test_compiling_serves_any_depth_by_one_graph_a_sublayer(residual: ResidualCo
     assert counts == [2, 2]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("residual", ["pre_norm", "wav"], indirect=True)
+def test_graphs_are_as_many_at_12_and_48_layers_under_autocast(residual: ResidualConfig) -> None:
+    tokens, targets = draw_tokens(2, 8), draw_tokens(2, 8, seed=1)
+    counts = []
+    for num_layers in (12, 48):
+        torch._dynamo.reset()
+        model = small_gpt(num_layers=num_layers, residual=residual)
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = model(tokens, targets)[1]
+        counter = CompileCounterWithBackend("eager")
+        model.compile(backend=counter, dynamic=False)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(tokens, targets)[1]
+        loss.backward()
+        assert torch.equal(loss, expected)
+        counts.append(counter.frame_count)
+    torch._dynamo.reset()
+    assert counts == [2, 2]
+
+
 @pytest.mark.parametrize("residual", ["pre_norm", "wav", "wav_gated"], indirect=True)
 @torch.no_grad()
 def test_half_precision_gives_float32_logits_close_to_the_truth(residual: ResidualConfig) -> None:

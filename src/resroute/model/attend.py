@@ -12,9 +12,10 @@ def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, *, dropout: 
     """Softmax attention in which query i of T sees keys up to `S - T + i` of S.
 
     By torch's `scaled_dot_product_attention`; on CPUs runs of bfloat16 or float16 tokens are
-    computed in float32 and rounded once, since its backward pass in 16 bits takes 1.7 to 5 times as
-    long at contexts of 64 to 2,048. Matrix products and a softmax in 16 bits are no faster from 256
-    tokens on, keep T scores a token, and compiled gave NaN gradients (torch 2.13; LOG.md).
+    computed in float32 and rounded once: forward and backward in 16 bits take 1.4 to 5 times as
+    long at contexts of 64 to 2,048 (without AMX). Matrix products and a softmax in 16 bits were
+    faster at 64 tokens, and at 256 in heads of 128, but keep T scores a token, and compiled they
+    gave NaN gradients (torch 2.13; LOG.md).
 
     Args:
         queries: (B, H, T, E).

@@ -33,7 +33,10 @@ def read_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
 
     bfloat16 has the range of the float32 stream; float16 does not, so it is left to autocast.
     """
-    if dtype == torch.float32 and torch.is_autocast_enabled(device_type):
+    # the meta device has no autocast
+    if dtype != torch.float32 or not torch.amp.is_autocast_available(device_type):
+        return dtype
+    if torch.is_autocast_enabled(device_type):
         cast = torch.get_autocast_dtype(device_type)
         return cast if cast == torch.bfloat16 else dtype
     return dtype

@@ -48,7 +48,7 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """float32 or bfloat16, the type of autocast; `auto` takes bfloat16 where it is faster.
 
     That is on GPUs that compute in it and on CPUs with AMX. A CPU with AVX512-BF16 alone multiplies
-    bfloat16 matrices at about 0.6 times the speed of float32, and a training step takes 1.2 to 1.4
+    bfloat16 matrices at about 0.6 times the speed of float32, and a training step takes 1.3 to 1.6
     times as long (LOG.md).
     """
     if name != "auto":
