@@ -13,8 +13,8 @@ from resroute.ops import MATCHING, SiteForm
 
 XYS = ((1.0, 1.0, 0.0), (1.0, -1.0, 0.0), (-1.0, -1.0, 2.0))
 FORMS = {
-    "norm alone": SiteForm(norm_eps=1e-5),
-    "sum": SiteForm(target=0, norm_eps=1e-5),
+    "norm alone": SiteForm(),
+    "sum": SiteForm(target=0),
     "block": SiteForm(coefficients=((1.0,),), target=0),
     "first site": SiteForm(coefficients=((1.0,),) * 3, matching=1, rho_max=2.0),
     "first half": SiteForm(
@@ -29,6 +29,7 @@ FORMS = {
         coefficients=((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), matching=2, eps=1e-3
     ),
 }
+NORM_EPS = 1e-5
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 
 
@@ -115,7 +116,7 @@ def direct_site(form, update, streams, prior, lse, key, bias, gain):
             mix = depth_mix([*sources, Source(prior, lse)], weights)
     read = mix
     if gain is not None:
-        read = mix * inverse_rms(mix, form.norm_eps).unsqueeze(-1) * gain
+        read = mix * inverse_rms(mix, NORM_EPS).unsqueeze(-1) * gain
     return read, streams
 
 
@@ -149,6 +150,7 @@ def test_site(kind, name, shape):
             key=ours[3],
             bias=ours[4],
             gain=ours[5],
+            norm_eps=NORM_EPS,
             read_dtype=read_dtype,
         )
         expected, expected_after = direct_site(form, theirs[0], theirs[6:], *theirs[1:6])

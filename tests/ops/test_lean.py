@@ -1,5 +1,7 @@
 """The lean backend under everything that people do to autograd."""
 
+from dataclasses import replace
+
 import jaxtyping
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_gradcheck_of_a_site(matching):
     # and rho this small it is a constant
     form = SiteForm(coefficients=XYS, target=1, matching=matching, rho_max=0.01, eps=0.1)
     if matching == 2:
-        form = form._replace(rho_max=0.9)
+        form = replace(form, rho_max=0.9)
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape):

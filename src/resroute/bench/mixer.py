@@ -34,7 +34,6 @@ _FORM = ops.SiteForm(
     eps=EPS,
     matching=ops.MATCHING["detached"],
     rho_max=RHO_MAX,
-    norm_eps=EPS,
 )
 
 

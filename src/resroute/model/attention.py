@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from resroute.config import UserError
 from resroute.core import compute_dtype
 from resroute.model.attend import causal_attention
+from resroute.model.projection import project
 
 ROPE_BASE = 10_000.0
 
@@ -145,9 +146,9 @@ class Attention(nn.Module):
             cache: Past keys and values, to which these tokens' are added.
             first: Position of the first token; zero without a cache.
         """
-        queries = self.query_norm(self._heads(self.query(x), self.num_heads))
-        keys = self.key_norm(self._heads(self.key(x), self.num_kv_heads))
-        values = self._heads(self.value(x), self.num_kv_heads)
+        queries = self.query_norm(self._heads(project(self.query, x), self.num_heads))
+        keys = self.key_norm(self._heads(project(self.key, x), self.num_kv_heads))
+        values = self._heads(project(self.value, x), self.num_kv_heads)
         if positions is not None:
             queries, keys = rotate(queries, positions), rotate(keys, positions)
         if cache is not None:
@@ -155,7 +156,7 @@ class Attention(nn.Module):
         attended = causal_attention(
             queries, keys, values, dropout=self.dropout if self.training else 0.0
         )
-        update: Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        update = project(self.output, attended.transpose(1, 2).flatten(2))
         return F.dropout(update, self.dropout, self.training)
 
     def _heads(self, x: Tensor, num_heads: int) -> Tensor:

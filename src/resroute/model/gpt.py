@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from resroute.config import UserError
 from resroute.model.attention import Attention, Cache, LayerCache, Rotation, rotation
 from resroute.model.loss import cross_entropy, linear_cross_entropy, widen
+from resroute.model.projection import project
 from resroute.residual import Policy, PreNorm, ResidualConfig
 
 # beyond any model that fits a machine; a slip of a zero should not hang one
@@ -118,13 +119,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map what the sublayer reads (B, T, D), normalised, to its update."""
-        hidden = self.up(x)
+        hidden = project(self.up, x)
         if self.is_gated:
             gate, value = hidden.chunk(2, dim=-1)
             hidden = F.silu(gate) * value
         else:
             hidden = F.gelu(hidden)
-        return F.dropout(self.output(hidden), self.dropout, self.training)
+        return F.dropout(project(self.output, hidden), self.dropout, self.training)
 
 
 class Layer(nn.Module):

@@ -1,12 +1,13 @@
 """The static form of a site: how its sources are made of the running streams."""
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 MATCHING = {"off": 0, "detached": 1, "attached": 2}
 
 
-class SiteForm(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class SiteForm:
     """What is known of a site before any tensor is: K bases of Z running streams.
 
     WAV's state, phase and split are three linear combinations of sums of updates. Keeping the sums
@@ -24,10 +25,9 @@ class SiteForm(NamedTuple):
     """RMS matching of the details, a value of `MATCHING`."""
     rho_max: float = math.inf
     """Largest matching factor."""
-    norm_eps: float = 1e-6
-    """Of the RMSNorm that follows, where its gain is given."""
+    flat: tuple[float, ...] = field(init=False, repr=False)
+    """The coefficients row by row."""
 
-    @property
-    def flat(self) -> list[float]:
-        """The coefficients row by row."""
-        return [number for row in self.coefficients for number in row]
+    def __post_init__(self) -> None:
+        flat = tuple(number for row in self.coefficients for number in row)
+        object.__setattr__(self, "flat", flat)

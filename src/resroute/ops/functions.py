@@ -26,6 +26,7 @@ def site(
     key: Tensor | None = None,
     bias: Tensor | None = None,
     gain: Tensor | None = None,
+    norm_eps: float = 1e-6,
     read_dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     r"""Add an update to a running stream and read the next site, in one pass.
@@ -46,6 +47,7 @@ def site(
         key: (D,) query times key gain; None where there are no bases.
         bias: (K - 1,) added to the logits of the bases after the first; None is zero.
         gain: (D,) of an RMSNorm that follows the read; None leaves the norm out.
+        norm_eps: Of that norm.
         read_dtype: Of the read; everything is computed in float32 (float64 for float64).
 
     Returns:
@@ -59,10 +61,10 @@ def site(
         t is not None and t.requires_grad for t in (*tensors, *streams)
     ):
         read, *after = _Site.apply(  # type: ignore[no-untyped-call]
-            operators, form, read_dtype, *tensors, *streams
+            operators, form, norm_eps, read_dtype, *tensors, *streams
         )
         return read, tuple(after)
-    read, added, _ = _site_forward(operators, form, read_dtype, *tensors, *streams)
+    read, added, _ = _site_forward(operators, form, norm_eps, read_dtype, *tensors, *streams)
     return read, _with(streams, form.target, added)
 
 
@@ -130,6 +132,7 @@ def _with(streams: Sequence[Tensor], target: int, added: Tensor) -> tuple[Tensor
 def _site_forward(
     operators: Operators,
     form: SiteForm,
+    norm_eps: float,
     read_dtype: torch.dtype,
     update: Tensor | None,
     prior: Tensor | None,
@@ -153,7 +156,7 @@ def _site_forward(
         form.eps,
         form.matching,
         form.rho_max,
-        form.norm_eps,
+        norm_eps,
         read_dtype,
     )
 
@@ -164,6 +167,7 @@ class _Site(torch.autograd.Function):
         ctx: Any,
         operators: Operators,
         form: SiteForm,
+        norm_eps: float,
         read_dtype: torch.dtype,
         update: Tensor | None,
         prior: Tensor | None,
@@ -174,12 +178,12 @@ class _Site(torch.autograd.Function):
         *streams: Tensor,
     ) -> tuple[Tensor, ...]:
         read, added, saved = _site_forward(
-            operators, form, read_dtype, update, prior, lse, key, bias, gain, *streams
+            operators, form, norm_eps, read_dtype, update, prior, lse, key, bias, gain, *streams
         )
         after = _with(streams, form.target, added)
         ctx.save_for_backward(prior, lse, key, bias, gain, saved, *after)
         ctx.set_materialize_grads(False)
-        ctx.operators, ctx.form = operators, form
+        ctx.operators, ctx.form, ctx.norm_eps = operators, form, norm_eps
         ctx.update_dtype = None if update is None else update.dtype
         return (
             read,
@@ -191,7 +195,7 @@ class _Site(torch.autograd.Function):
     def backward(ctx: Any, grad_read: Tensor | None, *grad_streams: Tensor | None) -> Any:
         prior, lse, key, bias, gain, saved, *streams = ctx.saved_tensors
         form = ctx.form
-        needs = ctx.needs_input_grad[3:]
+        needs = ctx.needs_input_grad[4:]
         out = ctx.operators.site_backward(
             None if grad_read is None else _dense(grad_read),
             [None if g is None else _dense(g) for g in grad_streams],
@@ -209,7 +213,7 @@ class _Site(torch.autograd.Function):
             form.eps,
             form.matching,
             form.rho_max,
-            form.norm_eps,
+            ctx.norm_eps,
             [needs[1], needs[3], needs[4], needs[5]],
         )
         has_read = grad_read is not None
@@ -222,7 +226,7 @@ class _Site(torch.autograd.Function):
             has_read and gain is not None and needs[5],
         ]
         grads = [g if is_there else None for g, is_there in zip(out[:6], there, strict=True)]
-        return (None, None, None, *grads, *out[6:])
+        return (None, None, None, None, *grads, *out[6:])
 
 
 class _BlockRead(torch.autograd.Function):

@@ -11,6 +11,12 @@ from resroute.ops.exact import read_dtype
 
 Norm = Callable[[Tensor], Tensor]
 
+_NORM_ALONE = SiteForm()
+
+
+# no gain, or a sharded one, is not used in the norm's stead
+_PLAIN = (Tensor, nn.Parameter)
+
 
 class Folded(NamedTuple):
     """An RMSNorm as an operation takes it."""
@@ -28,14 +34,14 @@ def fold(backend: str, norm: Norm, dtype: torch.dtype) -> Folded | None:
         return None
     if type(norm).forward is not nn.RMSNorm.forward or len(norm.normalized_shape) != 1:
         return None
-    hooked = norm._forward_hooks or norm._forward_pre_hooks
-    if hooked or type(norm.weight) not in (Tensor, nn.Parameter):
+    gain, eps = norm.weight, norm.eps
+    if norm._forward_hooks or norm._forward_pre_hooks or type(gain) not in _PLAIN:
         return None
-    if norm.eps is not None:
-        return Folded(norm.weight, norm.eps)
+    if eps is not None:
+        return Folded(gain, eps)
     # torch's default; for narrower types it differs between versions
     known = dtype in (torch.float32, torch.float64)
-    return Folded(norm.weight, torch.finfo(dtype).eps) if known else None
+    return Folded(gain, torch.finfo(dtype).eps) if known else None
 
 
 def normalise(backend: str, hidden: Tensor, norm: Norm) -> Tensor:
@@ -45,10 +51,11 @@ def normalise(backend: str, hidden: Tensor, norm: Norm) -> Tensor:
         return norm(hidden)
     normalised, _ = site(
         operators(backend),
-        SiteForm(norm_eps=folded.eps),
+        _NORM_ALONE,
         None,
         [hidden],
         gain=folded.gain,
+        norm_eps=folded.eps,
         read_dtype=read_dtype(hidden.device.type, hidden.dtype),
     )
     return normalised

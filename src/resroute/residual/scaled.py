@@ -14,6 +14,8 @@ from resroute.ops.exact import read_dtype
 from resroute.residual.base import Policy, ResidualConfig
 from resroute.residual.norms import Norm, fold, normalise
 
+_SUM = SiteForm(target=0)
+
 
 class SumStream(NamedTuple):
     """The next site and the running sum (..., D)."""
@@ -52,10 +54,11 @@ class SumPolicy(Policy[SumStream]):
             return normalise(stream.backend, total, norm), stream
         normalised, (total,) = site_operation(
             operators(stream.backend),
-            SiteForm(target=0, norm_eps=folded.eps),
+            _SUM,
             stream.pending,
             [stream.total],
             gain=folded.gain,
+            norm_eps=folded.eps,
             read_dtype=read_dtype(stream.total.device.type, stream.total.dtype),
         )
         return normalised, stream._replace(total=total, pending=None)

@@ -8,6 +8,7 @@ gradients. Exact: only the order of additions differs from the formula.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,17 @@ class Running(NamedTuple):
 
     streams: tuple[Tensor, ...]
     pending: Tensor | None = None
+
+
+class Step(NamedTuple):
+    """A site's operation."""
+
+    settled: SiteForm
+    """With no update pending."""
+    adding: SiteForm
+    """With the update of the site before pending."""
+    only_adds: bool
+    """Whether this site's update goes to a stream that is there, and nothing else happens."""
 
 
 class TwoPhase:
@@ -83,7 +95,7 @@ class TwoPhase:
                 for block, plan in zip(blocks, plans, strict=True)
                 for _ in block
             ]
-        self.form = form
+        self.steps = [] if self.is_listed else [self._step(site, form) for site in range(num_sites)]
         sizes = [len(part) for plan in self.plans for moment in plan.moments for part in moment]
         self.num_streams = max([0, *sizes])
         """Most streams or bases that an operation takes."""
@@ -106,6 +118,8 @@ class TwoPhase:
 
     def add(self, at: int, running: Running, update: Tensor, dtype: torch.dtype) -> Running:
         """Write the update of a site; where its stream is there, adding is left to the read."""
+        if running.pending is None and self.steps[at].only_adds:
+            return Running(running.streams, update)
         plan, written = self.plans[at], at - self.phase_of[at].start
         streams = dict(zip(plan.moments[written].streams, self.settled(at, running), strict=True))
         if plan.snapshot == written:
@@ -143,15 +157,11 @@ class TwoPhase:
         read_dtype: torch.dtype,
     ) -> tuple[Tensor, Running]:
         """Phase 2 of a site that has summed sources."""
-        plan, written = self.plans[at], at - self.phase_of[at].start
-        target = -1 if running.pending is None else self._target(at)
-        form = self.form._replace(
-            coefficients=plan.moments[written].coefficients, target=target, norm_eps=norm_eps
-        )
+        step = self.steps[at]
         prior, lse = (None, None) if ahead is None else ahead
         read, streams = site(
             operators(backend),
-            form,
+            step.settled if running.pending is None else step.adding,
             running.pending,
             running.streams,
             prior=prior,
@@ -159,6 +169,7 @@ class TwoPhase:
             key=rows.key_of[at],
             bias=rows.bias_of[at] if rows.bias_of else None,
             gain=gain,
+            norm_eps=norm_eps,
             read_dtype=read_dtype,
         )
         return read, Running(streams)
@@ -187,6 +198,15 @@ class TwoPhase:
         )
         return mixes[0][0], (*finished, *kept)
 
+    def _step(self, at: int, form: SiteForm) -> Step:
+        plan, written = self.plans[at], at - self.phase_of[at].start
+        moment = plan.moments[written]
+        settled = replace(form, coefficients=moment.coefficients)
+        was_added = written and plan.stream_of[written - 1] in plan.moments[written - 1].streams
+        adding = replace(settled, target=self._target(at)) if was_added else settled
+        only_adds = plan.stream_of[written] in moment.streams and plan.snapshot != written
+        return Step(settled, adding, only_adds)
+
     def _target(self, at: int) -> int:
         """Position, among the streams before site `at`, of the one that has an update pending."""
         plan, phase = self.plans[at - 1], self.phase_of[at - 1]
@@ -195,9 +215,13 @@ class TwoPhase:
 
 
 def _combine(coefficients: Sequence[float], streams: Sequence[Tensor]) -> Tensor:
-    dtype, total = streams[0].dtype, None
-    for number, stream in zip(coefficients, streams, strict=True):
-        if number != 0:
-            total = accumulate(total, stream, number, dtype=compute_dtype(dtype))
-    assert total is not None, "a basis of no stream"
+    dtype = streams[0].dtype
+    wide = compute_dtype(dtype)
+    terms = [(c, s.to(wide)) for c, s in zip(coefficients, streams, strict=True) if c != 0]
+    # one with coefficient 1 leads, where there is one: it needs no pass of its own
+    terms.sort(key=lambda term: term[0] != 1)
+    (first, total), *rest = terms
+    total = total if first == 1 else total * first
+    for number, stream in rest:
+        total = torch.add(total, stream, alpha=number)
     return total.to(dtype)

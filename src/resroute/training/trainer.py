@@ -25,6 +25,7 @@ from resroute.training.device import (
     describe_device,
     environment,
     has_cpp_compiler,
+    keep_freed_memory,
 )
 from resroute.training.metrics import Listener, PeakMemory
 from resroute.training.optim import learning_rate, make_optimizer
@@ -114,6 +115,7 @@ class Trainer:
         self.listener = listener
         self.precision = choose_precision(config.precision, device)
         self.memory = PeakMemory(device)
+        keep_freed_memory()
         torch.manual_seed(config.seed)
         self.model = GPT(config.model).to(device)
         self.optimizer = make_optimizer(self.model, config)
