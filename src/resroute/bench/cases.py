@@ -19,7 +19,7 @@ from resroute.bench.timing import Comparison, Listener
 from resroute.config import UserError, suggestion, to_dict
 from resroute.model import GPT
 from resroute.residual import WAV, BlockAttnRes, ResidualConfig
-from resroute.training.device import environment
+from resroute.training.device import environment, keep_freed_memory
 
 Case = Callable[[Settings, Listener], Iterator[Comparison]]
 
@@ -72,6 +72,8 @@ def run(
     methods = settings.methods or METHODS[case]
     settings = dataclasses.replace(settings, methods=methods)
     _require_runnable(settings)
+    # as training does
+    keep_freed_memory()
     with _threads(settings.threads):
         rows = list(CASES[case](settings, listener or Listener()))
         machine = environment(settings.torch_device, settings.torch_precision)

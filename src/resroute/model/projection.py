@@ -34,23 +34,29 @@ NARROW_IS_SLOW = narrow_is_slow()
 def project(layer: nn.Linear, x: Tensor) -> Tensor:
     """`layer(x)`; bfloat16 on a CPU that is slow at it goes through float32, rounded once.
 
-    Inputs, outputs and what is kept for the backward pass are bfloat16 as under autocast. Weights
-    are not rounded, and sums are of float32 products: results are nearer to float32's.
+    Inputs, outputs and what is kept for the backward pass are bfloat16 as under autocast; float32
+    weights are not rounded, so that results are nearer to those in float32.
 
     Args:
         layer: Called as it is where it is not a plain `nn.Linear` or has hooks.
         x: (..., D).
     """
+    if not _goes_wide(layer, x):
+        plain: Tensor = layer(x)
+        return plain
+    y: Tensor = _WideLinear.apply(x.to(torch.bfloat16), layer.weight)  # type: ignore[no-untyped-call]
+    return y if layer.bias is None else y + layer.bias.to(y.dtype)
+
+
+def _goes_wide(layer: nn.Linear, x: Tensor) -> bool:
     if not NARROW_IS_SLOW or x.device.type != "cpu" or type(layer) is not nn.Linear:
-        return layer(x)
+        return False
     is_autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if is_autocast else x.dtype
     is_wide = layer.weight.dtype == torch.float32
     enough = is_wide or x.numel() >= _FEWEST_ROWS * x.shape[-1]
-    if dtype != torch.bfloat16 or not enough or layer._forward_hooks or layer._forward_pre_hooks:
-        return layer(x)
-    y: Tensor = _WideLinear.apply(x.to(dtype), layer.weight)  # type: ignore[no-untyped-call]
-    return y if layer.bias is None else y + layer.bias.to(dtype)
+    is_hooked = layer._forward_hooks or layer._forward_pre_hooks
+    return dtype == torch.bfloat16 and enough and not is_hooked
 
 
 class _WideLinear(torch.autograd.Function):
