@@ -26,7 +26,7 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[report]'
-	@command -v c++ >/dev/null || echo "no C++ compiler found: torch.compile is not available, all else works"
+	@command -v c++ >/dev/null || echo "no C++ compiler found: depth routing runs in plain torch, and torch.compile is not available"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
