@@ -266,6 +266,8 @@ def test_compiling_serves_any_depth_by_one_graph_a_sublayer(residual: ResidualCo
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+# torch's own tracing of autograd functions warns
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 @pytest.mark.parametrize("residual", ["pre_norm", "wav"], indirect=True)
 def test_graphs_are_as_many_at_12_and_48_layers_under_autocast(residual: ResidualConfig) -> None:
     tokens, targets = draw_tokens(2, 8), draw_tokens(2, 8, seed=1)
@@ -336,3 +338,16 @@ def test_targets_have_the_shape_of_tokens() -> None:
     tokens = torch.zeros(2, 4, dtype=torch.int64)
     with pytest.raises(UserError, match=r"shape of tokens, \(2, 4\), got \(4, 2\)"):
         small_gpt()(tokens, tokens.T)
+
+
+# torch's own tracing warns
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+def test_a_compiled_model_takes_another_length(unchecked) -> None:
+    model = small_gpt(residual=WAV(num_blocks=2))
+    model.compile(backend="aot_eager", fullgraph=True)
+    for length in (8, 5, 7):
+        tokens = draw_tokens(2, length)
+        expected = small_gpt(residual=WAV(num_blocks=2))(tokens, tokens)[1]
+        torch.testing.assert_close(model(tokens, tokens)[1], expected)
+    torch._dynamo.reset()

@@ -117,3 +117,18 @@ def test_which_processors_are_slow(monkeypatch, machine, amx, expected):
     monkeypatch.setattr(projection.platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
     assert projection.narrow_is_slow() is expected
+
+
+def test_float64_is_left_alone_under_autocast():
+    layer, x = nn.Linear(4, 4).double(), torch.randn(100, 4, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert project(layer, x).dtype == torch.float64
+
+
+def test_one_row_without_leading_axes():
+    layer = nn.Linear(4, 3, bias=False)
+    x = torch.randn(4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        project(layer, x).float().sum().backward()
+    assert layer.weight.grad.shape == (3, 4)
+    torch.testing.assert_close(x.grad, layer.weight.detach().sum(0), atol=1e-2, rtol=1e-2)

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from functools import partial
 from typing import NamedTuple
 
 import pytest
 import torch
 
+import resroute as rr
 from resroute import ops
 from resroute.core import Source, depth_mix, depth_weights, inverse_rms, matching_factor
 from resroute.ops import MATCHING, SiteForm
@@ -40,6 +42,7 @@ class Kind(NamedTuple):
     stream: torch.dtype
     update: torch.dtype
     bound: float
+    device: str = "cpu"
 
 
 # bfloat16 keeps 8 bits: one rounding of a result is 2^-9 relative at most, a stored prior or
@@ -53,22 +56,32 @@ KINDS = [
     Kind("native", F32, BF16, 2e-2),
     Kind("native", BF16, BF16, 2e-2),
 ]
+SITE_SHAPES = [(1, 1, 1), (3, 5), (2, 3, 33), (7, 64), (40, 96)]
+if torch.cuda.is_available():
+    KINDS += [
+        pytest.param(Kind(backend, *types, bound, "cuda"), marks=pytest.mark.gpu)
+        for backend in ("triton", "lean")
+        for *types, bound in ((F32, F32, 1e-5), (F32, BF16, 2e-2), (BF16, BF16, 2e-2))
+    ]
 
 
 @pytest.fixture(
-    params=KINDS, ids=lambda k: f"{k.backend}-{k.stream}-{k.update}".replace("torch.", "")
+    params=KINDS,
+    ids=lambda k: f"{k.backend}-{k.stream}-{k.update}-{k.device}".replace("torch.", ""),
 )
 def kind(request):
     if request.param.backend == "native":
         native = pytest.importorskip("resroute.ops.native")
         if not native.available():
             pytest.skip("no C++ compiler")
+    if request.param.backend == "triton":
+        pytest.importorskip("triton")
     return request.param
 
 
-def drawn(*shape, seed, dtype, scale=1.0):
+def drawn(*shape, seed, dtype, scale=1.0, device="cpu"):
     generator = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(*shape, generator=generator, dtype=F64)).to(dtype)
+    return (scale * torch.randn(*shape, generator=generator, dtype=F64)).to(device, dtype)
 
 
 def leaves_of(tensors):
@@ -121,21 +134,24 @@ def direct_site(form, update, streams, prior, lse, key, bias, gain):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5), (2, 3, 33), (7, 64), (40, 96)], ids=str)
+@pytest.mark.parametrize("shape", SITE_SHAPES, ids=str)
 def test_site(kind, name, shape):
+    if kind.device == "cuda" and shape != (7, 64):
+        pytest.skip("each width is minutes of compiling for a GPU; test_triton.py has others")
+    draw = partial(drawn, device=kind.device)
     form, width, rows = FORMS[name], shape[-1], shape[:-1]
     num_bases = len(form.coefficients)
     num_streams = len(form.coefficients[0]) if num_bases else 1
     for variant in ("whole", "bare"):
         has_prior = variant == "whole" and num_bases > 0
-        update = drawn(*shape, seed=1, dtype=kind.update) if form.target >= 0 else None
-        streams = [drawn(*shape, seed=10 + i, dtype=kind.stream) for i in range(num_streams)]
-        prior = drawn(*shape, seed=2, dtype=kind.update) if has_prior else None
+        update = draw(*shape, seed=1, dtype=kind.update) if form.target >= 0 else None
+        streams = [draw(*shape, seed=10 + i, dtype=kind.stream) for i in range(num_streams)]
+        prior = draw(*shape, seed=2, dtype=kind.update) if has_prior else None
         small = torch.promote_types(kind.stream, F32)
-        lse = drawn(*rows, seed=3, dtype=small) if has_prior else None
-        key = drawn(width, seed=4, dtype=small, scale=width**-0.5) if num_bases else None
-        bias = drawn(num_bases - 1, seed=5, dtype=small) if num_bases > 1 and has_prior else None
-        gain = 1 + drawn(width, seed=6, dtype=small) if variant == "whole" else None
+        lse = draw(*rows, seed=3, dtype=small) if has_prior else None
+        key = draw(width, seed=4, dtype=small, scale=width**-0.5) if num_bases else None
+        bias = draw(num_bases - 1, seed=5, dtype=small) if num_bases > 1 and has_prior else None
+        gain = 1 + draw(width, seed=6, dtype=small) if variant == "whole" else None
         inputs = [update, prior, lse, key, bias, gain, *streams]
         ours, theirs = leaves_of(inputs), wide(inputs)
 
@@ -160,7 +176,7 @@ def test_site(kind, name, shape):
             assert found.dtype == kind.stream
             assert_near(found, stream, kind.bound, "stream")
 
-        probes = [drawn(*shape, seed=20 + i, dtype=F64) for i in range(1 + num_streams)]
+        probes = [draw(*shape, seed=20 + i, dtype=F64) for i in range(1 + num_streams)]
         # a stream without later readers brings no gradient
         probes[-1] = None if num_streams > 1 else probes[-1]
         for results in ((read, *after), (expected, *expected_after)):
@@ -175,6 +191,36 @@ def test_site(kind, name, shape):
             if a is not None and b.grad is not None:
                 assert a.grad.dtype == a.dtype
                 assert_near(a.grad, b.grad, 3 * kind.bound, f"{variant} grad {label}")
+
+
+@pytest.mark.parametrize("backend", ["lean", "native"])
+@pytest.mark.parametrize(
+    ("target", "has_update", "words"),
+    [
+        (2, True, "target 2 is no stream: with 2 of them it is -1 .*to 1"),
+        (-2, False, "target -2 is no stream"),
+        (-1, True, "update"),
+        (0, False, "update"),
+    ],
+)
+def test_a_target_is_a_stream_with_an_update(backend, target, has_update, words):
+    if backend == "native" and not ops.native_available():
+        pytest.skip("no C++ compiler")
+    operators, key = ops.operators(backend), torch.ones(5)
+    streams = [drawn(3, 5, seed=i, dtype=F32) for i in range(2)]
+    update = streams[0] if has_update else None
+    static = ([1.0, 1.0], 1, target, 1e-6, 0, 2.0, 1e-6)
+    # torch's checks raise RuntimeError
+    with pytest.raises((rr.UserError, RuntimeError), match=words):
+        operators.site_forward(update, streams, *[None] * 2, key, *[None] * 2, *static, F32)
+    saved = operators.site_forward(
+        None, streams, *[None] * 2, key, *[None] * 2, *static[:2], -1, *static[3:], F32
+    )[2]
+    with pytest.raises((rr.UserError, RuntimeError), match=words):
+        operators.site_backward(
+            None, [None] * 2, F32 if has_update else None, streams, *[None] * 2, key, *[None] * 2,
+            saved, *static, [True] * 4,
+        )  # fmt: skip
 
 
 def direct_block(sources, keys, biases, priors):
@@ -207,25 +253,26 @@ def direct_block(sources, keys, biases, priors):
     ids=str,
 )
 def test_block_read(kind, shape, queries, count, options):
+    draw = partial(drawn, device=kind.device)
     rows, width = shape[:-1], shape[-1]
     small = torch.promote_types(kind.stream, F32)
     mixed = "mixed" in options
     values = [
-        drawn(*shape, seed=n, dtype=kind.update if mixed and n % 2 else kind.stream)
+        draw(*shape, seed=n, dtype=kind.update if mixed and n % 2 else kind.stream)
         for n in range(count)
     ]
     scales = [
-        drawn(*rows, seed=100 + n, dtype=small) if "scales" in options and n % 3 else None
+        draw(*rows, seed=100 + n, dtype=small) if "scales" in options and n % 3 else None
         for n in range(count)
     ]
-    keys = drawn(queries, width, seed=200, dtype=small, scale=2 * width**-0.5)
-    biases = drawn(queries, count, seed=201, dtype=small) if "biases" in options else None
+    keys = draw(queries, width, seed=200, dtype=small, scale=2 * width**-0.5)
+    biases = draw(queries, count, seed=201, dtype=small) if "biases" in options else None
     priors = []
     if "priors" in options:
         for j in range(queries):
             priors += [
-                drawn(*shape, seed=300 + j, dtype=kind.update),
-                drawn(*rows, seed=400 + j, dtype=small),
+                draw(*shape, seed=300 + j, dtype=kind.update),
+                draw(*rows, seed=400 + j, dtype=small),
             ]
     inputs = [*values, *scales, keys, biases, *priors]
     ours, theirs = leaves_of(inputs), wide(inputs)
@@ -261,10 +308,10 @@ def test_block_read(kind, shape, queries, count, options):
         if queries > 2 and j == 1:
             continue  # a query whose results nobody uses
         for a, b in ((mix, mix_), (lse, lse_)):
-            used.append((a, b, drawn(*a.shape, seed=next(probe_seeds), dtype=F64)))
+            used.append((a, b, draw(*a.shape, seed=next(probe_seeds), dtype=F64)))
     # later readers of the sources send gradients through
     for a, b in list(zip(kept, theirs[:count], strict=True))[::2]:
-        used.append((a.value, b, drawn(*shape, seed=next(probe_seeds), dtype=F64)))
+        used.append((a.value, b, draw(*shape, seed=next(probe_seeds), dtype=F64)))
     torch.autograd.backward([a for a, _, _ in used], [p.to(a.dtype) for a, _, p in used])
     torch.autograd.backward([b for _, b, _ in used], [p for _, _, p in used])
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):

@@ -4,10 +4,11 @@ import logging
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 import resroute as rr
 from resroute import ops
-from resroute.ops import dispatch
+from resroute.ops import dispatch, native
 from resroute.testing import random_stack, randomise
 
 CPU = torch.device("cpu")
@@ -25,7 +26,18 @@ def automatic():
 
 @pytest.fixture
 def compiler(monkeypatch):
+    """And kernels that are loaded."""
     monkeypatch.setattr(dispatch, "native_available", lambda: True)
+    monkeypatch.setattr(dispatch, "_LOADED", {**dispatch._LOADED, "native": None})
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """The state of a process that has not asked for the native backend yet."""
+    monkeypatch.setattr(dispatch, "native_available", lambda: True)
+    monkeypatch.setattr(dispatch, "_LOADED", {"lean": dispatch._LOADED["lean"]})
+    monkeypatch.setattr(dispatch, "_FAILED", {})
+    monkeypatch.setattr(dispatch, "_SAID", set())
 
 
 @pytest.fixture
@@ -90,6 +102,136 @@ def test_a_forced_backend_names_what_it_cannot_do(monkeypatch, name, dtype, base
     policy = rr.WAV(num_blocks=2, bases=bases).build(4, 8)
     with ops.backend(name), pytest.raises(ValueError, match=words):
         policy.start(torch.zeros(2, 8, dtype=dtype))
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_build_that_is_needed_is_announced(monkeypatch, caplog, is_built):
+    said_before = []
+    monkeypatch.setattr(native, "is_built", lambda: is_built)
+    monkeypatch.setattr(native, "load", lambda: said_before.append(len(caplog.records)))
+    with caplog.at_level(logging.WARNING, logger="resroute"):
+        assert choice() == ("native", "device cpu")
+        assert choice().backend == "native"
+        with ops.backend("native"):
+            assert choice() == ("native", "asked for")
+    words = "compiling the CPU kernels for depth routing, once: about a minute"
+    assert [record.message for record in caplog.records] == ([] if is_built else [words])
+    assert said_before == [0 if is_built else 1]
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_nothing_is_built_for_what_other_backends_serve(monkeypatch):
+    monkeypatch.setattr(native, "load", lambda: pytest.fail("built"))
+    assert choice(dtype=torch.float64).backend == "lean"
+    assert choice("meta").backend == "lean"
+    for name in ("lean", "reference"):
+        with ops.backend(name):
+            assert choice().backend == name
+
+
+FAILED_BUILD = """Error building extension 'resroute_native_0': [1/3] c++ -c native_site.cpp
+FAILED: native_site.o
+c++ -c native_site.cpp
+native_site.cpp:4:10: fatal error: torch/library.h: No such file or directory
+compilation terminated.
+ninja: build stopped: subcommand failed.
+"""
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            FAILED_BUILD,
+            "native_site.cpp:4:10: fatal error: torch/library.h: No such file or directory",
+        ),
+        ("[1/2]\nsite.cpp(7): error C2065: 'x'\n", "site.cpp(7): error C2065: 'x'"),
+        (
+            "the native kernels could not be loaded: no",
+            "the native kernels could not be loaded: no",
+        ),
+        ("", "no reason given"),
+    ],
+)
+def test_a_failed_build_leaves_auto_with_lean(monkeypatch, caplog, words, line):
+    tries = []
+
+    def load():
+        tries.append(1)
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(native, "is_built", lambda: True)
+    monkeypatch.setattr(native, "load", load)
+    policy, stack = rr.WAV(num_blocks=2).build(4, 8), random_stack(8, 8, dtype=torch.float32)
+    why_not = f"the CPU kernels could not be built ({line})"
+    with caplog.at_level(logging.WARNING, logger="resroute"):
+        assert policy.start(stack.embedding).backend == "lean"
+        assert choice() == ("lean", why_not)
+    assert [record.message for record in caplog.records] == [
+        f"{why_not}: depth routing runs in plain torch"
+    ]
+    with ops.backend("native"), pytest.raises(rr.UserError) as refusal:
+        policy.start(stack.embedding)
+    assert str(refusal.value) == (
+        f"backend 'native' was asked for, but {why_not}; use 'auto' or 'lean'"
+    )
+    assert len(tries) == 1
+    readout = stack.run(policy)[1]
+    with ops.backend("lean"):
+        assert torch.equal(stack.run(policy)[1], readout)
+
+
+needs_compiler = pytest.mark.skipif(not ops.native_available(), reason="no C++ compiler")
+
+
+@needs_compiler
+@pytest.mark.usefixtures("unloaded")
+def test_the_compilers_own_words_come_through(monkeypatch, tmp_path, caplog):
+    source = tmp_path / "native_site.cpp"
+    source.write_text("#error no kernels today\n")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(native, "_SOURCES", (source,))
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    with caplog.at_level(logging.WARNING, logger="resroute"):
+        assert choice().backend == "lean"
+    compiling, failed = [record.message for record in caplog.records]
+    assert compiling.startswith("compiling the CPU kernels")
+    assert "no kernels today" in failed
+    assert "\n" not in failed
+
+
+@needs_compiler
+@pytest.mark.usefixtures("unloaded")
+def test_a_cache_that_cannot_be_written_leaves_auto_with_lean(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    assert not native.is_built()
+    assert choice().backend == "lean"
+
+
+@needs_compiler
+def test_kernels_are_built_where_their_library_lies(monkeypatch, tmp_path):
+    native.load()
+    assert native.is_built()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert not native.is_built()
+    name = native._folder().name
+    library = tmp_path / name / f"{name}{cpp_extension.LIB_EXT}"
+    library.parent.mkdir()
+    assert not native.is_built()
+    library.touch()
+    assert native.is_built()
+    # a change of the kernels is another build
+    changed = tmp_path / "native_site.cpp"
+    changed.write_text("// changed\n")
+    monkeypatch.setattr(native, "_SOURCES", (changed, *native._SOURCES[1:]))
+    assert not native.is_built()
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert not native.is_built()
 
 
 def test_an_unknown_backend_is_refused():

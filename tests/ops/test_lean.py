@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import resroute as rr
 from resroute import ops
 from resroute.core import Source, inverse_rms
-from resroute.ops import SiteForm
+from resroute.ops import SiteForm, dispatch, native
 from resroute.ops.lean import OPERATORS
 from resroute.ops.registry import registered
 from resroute.testing import Stack, random_stack, randomise, small_gpt
@@ -277,6 +277,52 @@ def test_compiled_as_one_graph(name, backend):
             loss.backward()
             results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     assert_same(results[1], results[0], atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+@pytest.mark.usefixtures("no_shape_checks")
+@pytest.mark.parametrize("fails", [False, True])
+def test_compiled_before_the_kernels_are_loaded(monkeypatch, fails):
+    """The backend is settled, and loaded, while torch traces."""
+    if not ops.native_available():
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(dispatch, "_LOADED", {"lean": OPERATORS})
+    monkeypatch.setattr(dispatch, "_FAILED", {})
+    monkeypatch.setattr(dispatch, "_SAID", set())
+    if fails:
+
+        def load():
+            raise RuntimeError("no")
+
+        monkeypatch.setattr(native, "load", load)
+    model = small_gpt(num_layers=4, residual=CONFIGS["wav"])
+    randomise(model.policy)
+    tokens = torch.randint(11, (2, 8), generator=torch.Generator().manual_seed(0))
+    with ops.backend("auto"):
+        found = torch.compile(model, fullgraph=True, backend="aot_eager")(tokens, tokens)[1]
+    assert set(dispatch._LOADED) == ({"lean"} if fails else {"lean", "native"})
+    with ops.backend("lean"):
+        expected = model(tokens, tokens)[1]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_a_bias_of_one_basis_has_an_empty_gradient():
+    rows, width = 3, 6
+    update, stream, key = (
+        torch.randn(*shape) for shape in ((rows, width), (rows, width), (width,))
+    )
+    for count, bias in ((1, torch.empty(0)), (1, None), (2, None)):
+        form = ([1.0] * count, count, 0, 1e-6, 0, 2.0, 1e-6)
+        read, added, saved = OPERATORS.site_forward(
+            update, [stream], None, None, key, bias, None, *form, torch.float32
+        )
+        grads = OPERATORS.site_backward(
+            read, [None], torch.float32, [added], None, None, key, bias, None, saved, *form,
+            [True] * 4,
+        )  # fmt: skip
+        assert grads[4].shape == (0,)
+        assert grads[3].shape == (width,)
 
 
 def test_the_operators_pass_torchs_checks():

@@ -82,7 +82,6 @@ class Case(NamedTuple):
     rows: tuple[int, ...] = (3,)
     dim: int = 33
     target: int = 0
-    fresh: bool = False
     streams: int | None = None
     prior: torch.dtype | None = F32
     bias: bool = True
@@ -105,10 +104,10 @@ CASES = {
     "prenorm": Case((), streams=1, prior=None),
     "prenorm bf16": Case((), (7,), 48, streams=1, prior=None, stream=BF16, update=BF16, read=BF16),
     "prior alone": Case((), (2, 2), 5, streams=0, target=-1),
-    "prior alone, fresh": Case((), (3,), 100, streams=1, fresh=True, gain=None, update=BF16),
-    "fresh": Case(((1.0,),), (1,), 5, fresh=True, update=F16, stream=BF16, prior=BF16),
+    "prior alone, update": Case((), (3,), 100, streams=1, gain=None, update=BF16),
+    "state": Case(((1.0,),), (1,), 5, update=F16, stream=BF16, prior=BF16),
     "state, no prior": Case(((1.0,),), (7,), 48, prior=None, gain=None),
-    "first half, fresh": Case(WAV_FIRST, (7,), 100, target=1, fresh=True, prior=BF16, update=BF16),
+    "first half": Case(WAV_FIRST, (7,), 100, target=1, prior=BF16, update=BF16),
     "second half": Case(WAV_SECOND, (2, 3), 48, target=1, silent=(2,), read=BF16),
     "second half, bf16": Case(
         WAV_SECOND, (7,), 33, stream=BF16, update=BF16, prior=BF16, gain=BF16, read=BF16
@@ -176,8 +175,7 @@ def run_site(case):
         case.rho_max,
         1e-2,
     )
-    given = [s for i, s in enumerate(streams) if not (case.fresh and i == case.target)]
-    read, added, saved = site_forward(update, given, *parameters, *form, case.read)
+    read, added, saved = site_forward(update, streams, *parameters, *form, case.read)
     after = [added if i == case.target else s for i, s in enumerate(streams)]
     grad_read = random(*case.rows, case.dim, dtype=case.read, seed=11)
     arriving = [
@@ -200,8 +198,8 @@ def test_a_site_and_its_gradients_follow_the_formula(name):
     if update is None:
         assert added.numel() == 0
     else:
-        old = 0 if case.fresh else streams[case.target].float()
-        assert torch.equal(added, cast(old + update.float(), case.stream))
+        sum_ = streams[case.target].float() + update.float()
+        assert torch.equal(added, cast(sum_, case.stream))
     leaves = [exact(t) for t in (*after, *parameters)]
     expected = site_read(case, leaves[: case.count], *leaves[case.count :])
     assert read.dtype == case.read
@@ -420,6 +418,11 @@ def test_what_the_kernels_cannot_serve_is_said():
     row = random(1, 4)
     with pytest.raises(UserError, match="up to 3 streams and bases, got 4 and 1"):
         site_forward(None, [row] * 4, *[None] * 5, [1.0] * 4, 1, -1, 1e-6, 0, 2.0, 1e-6, F32)
+    for target, words in ((1, "target 1 is no stream"), (-2, "target -2"), (-1, "has no update")):
+        with pytest.raises(UserError, match=words):
+            site_forward(row, [row], *[None] * 5, [], 0, target, 1e-6, 0, 2.0, 1e-6, F32)
+    with pytest.raises(UserError, match="target 0 needs an update"):
+        site_forward(None, [row], *[None] * 5, [], 0, 0, 1e-6, 0, 2.0, 1e-6, F32)
 
 
 COMPILE = """
@@ -442,7 +445,7 @@ compiled = set()
 triton.runtime.driver.set_active(Driver())
 triton.KernelInterface.__getitem__ = compile_only
 tests = runpy.run_path(sys.argv[1])
-for name in ("first half, fresh", "attached"):
+for name in ("first half", "attached"):
     tests["run_site"](tests["CASES"][name])
 tests["run_read"](tests["READS"]["bf16, prior"])
 print(len(compiled))

@@ -48,6 +48,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Te
         values,
         attn_mask=mask,
         dropout_p=dropout,
-        is_causal=past == 0 and length > 1,
+        # a plain bool also where the length is symbolic, in a compiled model
+        is_causal=True if past == 0 and length > 1 else False,  # noqa: SIM210
         enable_gqa=queries.shape[1] != keys.shape[1],
     )

@@ -18,6 +18,7 @@ from resroute.model.attention import Attention, Cache, LayerCache, Rotation, rot
 from resroute.model.loss import cross_entropy, linear_cross_entropy, widen
 from resroute.model.projection import project
 from resroute.residual import Policy, PreNorm, ResidualConfig
+from resroute.residual.untouched import untouched
 
 # beyond any model that fits a machine; a slip of a zero should not hang one
 _MOST = {
@@ -252,8 +253,9 @@ class GPT(nn.Module):
         if targets is None:
             return logits, None
         head = self.embedding if self.head is None else self.head
-        # another module may have been put in the head's place
-        if logits is None and type(head) in (nn.Embedding, nn.Linear):
+        # another module may have been put in the head's place, or hooks on it
+        is_plain = self.head is None or (untouched(head, nn.Linear) and head.bias is None)
+        if logits is None and is_plain:
             loss = linear_cross_entropy(hidden.flatten(0, 1), head.weight, targets.flatten())
         else:
             loss = cross_entropy(self._logits(hidden) if logits is None else logits, targets)

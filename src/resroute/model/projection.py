@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from resroute.residual.untouched import untouched
+
 # below, a product waits for its weights, which are half as long in bfloat16
 _FEWEST_ROWS = 64
 
@@ -49,14 +51,15 @@ def project(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _goes_wide(layer: nn.Linear, x: Tensor) -> bool:
-    if not NARROW_IS_SLOW or x.device.type != "cpu" or type(layer) is not nn.Linear:
+    if not NARROW_IS_SLOW or x.device.type != "cpu" or not untouched(layer, nn.Linear):
+        return False
+    if torch.float64 in (x.dtype, layer.weight.dtype):
         return False
     is_autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if is_autocast else x.dtype
     is_wide = layer.weight.dtype == torch.float32
     enough = is_wide or x.numel() >= _FEWEST_ROWS * x.shape[-1]
-    is_hooked = layer._forward_hooks or layer._forward_pre_hooks
-    return dtype == torch.bfloat16 and enough and not is_hooked
+    return dtype == torch.bfloat16 and enough
 
 
 class _WideLinear(torch.autograd.Function):
@@ -80,6 +83,7 @@ class _WideLinear(torch.autograd.Function):
             if needs_x:
                 grad_x = (wide @ weight.float()).to(x.dtype)
             if needs_weight:
-                rows = wide.flatten(0, -2).t() @ x.float().flatten(0, -2)
-                grad_weight = rows.to(weight.dtype)
+                rows = x.float().reshape(-1, x.shape[-1])
+                grad_weight = wide.reshape(-1, wide.shape[-1]).t() @ rows
+                grad_weight = grad_weight.to(weight.dtype)
         return grad_x, grad_weight

@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -74,7 +75,7 @@ def set_backend(name: str) -> None:
 
 
 def choose(device: torch.device, dtype: torch.dtype, dim: int, num_bases: int = 1) -> Choice:
-    """The backend of a stream.
+    """The backend of a stream; `native` is compiled here where it serves and is not yet.
 
     Args:
         device: Of the embedding.
@@ -100,19 +101,20 @@ def _constant(function: F) -> F:
 
 @_constant
 def _choose(asked: str, device: str, dtype: torch.dtype, dim: int, num_bases: int) -> Choice:
-    if asked not in ("auto", "reference", "lean"):
-        why_not = _REFUSALS[asked](device, dtype, dim, num_bases)
-        if why_not:
-            raise UserError(f"backend {asked!r} was asked for, but {why_not}; use 'auto' or 'lean'")
-    if asked != "auto":
+    if asked in ("reference", "lean"):
         return Choice(asked, "asked for")
-    wanted = {"cpu": "native", "cuda": "triton"}.get(device)
+    wanted = {"cpu": "native", "cuda": "triton"}.get(device) if asked == "auto" else asked
     if wanted is None:
         return Choice("lean", f"device {device}")
-    why_not = _REFUSALS[wanted](device, dtype, dim, num_bases)
+    # a stream keeps its backend's name, so whether that one can be had is settled here
+    why_not = _REFUSALS[wanted](device, dtype, dim, num_bases) or _failure(wanted)
+    if asked != "auto":
+        if why_not:
+            raise UserError(f"backend {asked!r} was asked for, but {why_not}; use 'auto' or 'lean'")
+        return Choice(asked, "asked for")
     if not why_not:
         return Choice(wanted, f"device {device}")
-    if why_not in _MISSING and why_not not in _SAID:
+    if (why_not in _MISSING or why_not in _FAILED.values()) and why_not not in _SAID:
         _SAID.add(why_not)
         _logger.warning("%s: depth routing runs in plain torch", why_not)
     return Choice("lean", why_not)
@@ -121,6 +123,26 @@ def _choose(asked: str, device: str, dtype: torch.dtype, dim: int, num_bases: in
 _NO_COMPILER = "no C++ compiler (with ninja) was found"
 _NO_TRITON = "triton is not installed"
 _MISSING = (_NO_COMPILER, _NO_TRITON)
+
+# by backend, why it could not be built: trying again would take a minute again
+_FAILED: dict[str, str] = {}
+
+
+def _failure(name: str) -> str:
+    """Build the native backend where that is still to be done; what went wrong, or nothing."""
+    if name == "native" and name not in _LOADED and name not in _FAILED:
+        try:
+            _load(name)
+        except RuntimeError as error:
+            _FAILED[name] = f"the CPU kernels could not be built ({_first_error(str(error))})"
+    return _FAILED.get(name, "")
+
+
+def _first_error(words: str) -> str:
+    """The first line of a build's output that names an error, or else the first line."""
+    # after torch's own line, which ends in a command
+    lines = [line.strip() for line in words.splitlines() if line.strip()] or ["no reason given"]
+    return next((line for line in lines[1:] if re.search(r"\berror\b.*:", line)), lines[0])
 
 
 def _refuses_native(device: str, dtype: torch.dtype, dim: int, num_bases: int) -> str:
@@ -147,7 +169,7 @@ def _refuses_triton(device: str, dtype: torch.dtype, dim: int, num_bases: int) -
 
 
 def native_available() -> bool:
-    """Whether the native backend can be built here; building waits for its first use."""
+    """Whether there is a compiler for the native backend; building waits for its first use."""
     from resroute.ops import native
 
     return native.available()
@@ -178,6 +200,8 @@ def _load(name: str) -> None:
     if name == "native":
         from resroute.ops import native
 
+        if not native.is_built():
+            _logger.warning("compiling the CPU kernels for depth routing, once: about a minute")
         _LOADED[name] = native.load()
     else:
         from resroute.ops import triton_backend

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
+
+from resroute.core import compute_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,3 +43,9 @@ def read_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
         cast = torch.get_autocast_dtype(device_type)
         return cast if cast == torch.bfloat16 else dtype
     return dtype
+
+
+def addable(update: Tensor, dtype: torch.dtype) -> Tensor:
+    """An update as every backend takes it on streams of a dtype; nothing is rounded on the way."""
+    taken = (dtype, torch.float32, torch.bfloat16)
+    return update if update.dtype in taken else update.to(compute_dtype(dtype))

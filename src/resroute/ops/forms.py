@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from resroute.config import UserError
+
 MATCHING = {"off": 0, "detached": 1, "attached": 2}
 
 
@@ -31,3 +33,25 @@ class SiteForm:
     def __post_init__(self) -> None:
         flat = tuple(number for row in self.coefficients for number in row)
         object.__setattr__(self, "flat", flat)
+
+
+def require_target(target: int, streams: int, has_update: bool) -> None:
+    """Refuse a target that is no stream, and one without an update or the other way round.
+
+    Args:
+        target: Of a site's form.
+        streams: Their number, Z.
+        has_update: Whether the site is given an update.
+
+    Raises:
+        UserError: The target is not in -1 .. Z - 1, or does not go with the update.
+    """
+    if not -1 <= target < streams:
+        raise UserError(
+            f"target {target} is no stream: with {streams} of them it is -1 (no update) to "
+            f"{streams - 1}"
+        )
+    if (target >= 0) != has_update:
+        raise UserError(
+            f"a site of target {target} {'has no' if has_update else 'needs an'} update"
+        )

@@ -80,39 +80,26 @@ def block_read_backward(
     shares = torch.stack(
         [p if s is None else p * s for p, s in zip(probabilities, scales, strict=True)]
     )
-    centre = (shares * products).sum(0)  # [m, ..]
-    grad_priors, grad_prior_lses = [], []
-    for j, (prior, prior_lse) in enumerate(zip(priors, prior_lses, strict=True)):
-        weight, grad = (prior_lse - lses[j]).exp(), grad_reads[j]
-        product = torch.zeros_like(weight)
-        if grad is not None:
-            product = (grad.to(wide) * prior.to(wide)).sum(-1)
-            grad_priors.append((weight.unsqueeze(-1) * grad.to(wide)).to(prior.dtype))
-        else:
-            grad_priors.append(torch.zeros_like(prior))
-        centre[j] += weight * product
-        grad_prior_lses.append(weight * product)
-    pull = -centre
+    pull = -(shares * products).sum(0)  # [m, ..]
     for j, grad in enumerate(grad_lses):
         if grad is not None:
             pull[j] += grad
-    for j, prior_lse in enumerate(prior_lses):
-        grad_prior_lses[j] = grad_prior_lses[j] + (prior_lse - lses[j]).exp() * pull[j]
+    prior_weights = [(a - b).exp() for a, b in zip(prior_lses, lses, strict=bool(priors))]
+    grad_priors, prior_products = _prior_backward(grad_reads, priors, prior_weights)
+    for j, (weight, product) in enumerate(zip(prior_weights, prior_products, strict=True)):
+        pull[j] -= weight * product
     scaled = torch.stack([q if s is None else q * s for q, s in zip(products, scales, strict=True)])
     grad_logits = probabilities * (scaled + pull)
     finished, grad_keys = [], torch.zeros_like(keys) if wants_keys else keys.new_empty(0)
     for n, value in enumerate(values):
-        incoming, wider = grad_values[n], value.to(wide)
-        total = (
-            torch.zeros_like(value, dtype=wide)
-            if incoming is None
-            else incoming.to(wide, copy=True)
-        )
+        wider = value.to(wide)
         keyed = grad_logits[n] * inverse_rms[n]
         pure = logits[n]
         if biases is not None:
             pure = pure - biases[:, n].reshape(-1, *([1] * inverse_rms[n].dim()))
+        # through r(x), whose gradient is -r^3 x / D
         back = (grad_logits[n] * pure).sum(0) * inverse_rms[n].square() / -width
+        total = _own(grad_values[n], wider)
         total.addcmul_(back.unsqueeze(-1), wider)
         total.add_(keyed.movedim(0, -1) @ keys)
         for j, grad in enumerate(grad_reads):
@@ -129,9 +116,12 @@ def block_read_backward(
         (probabilities[n] * products[n]).sum(0) if wants_scales and scale is not None else empty
         for n, scale in enumerate(scales)
     ]
+    grad_prior_lses = [
+        weight * (product + pull[j])
+        for j, (weight, product) in enumerate(zip(prior_weights, prior_products, strict=True))
+    ]
     if not wants_priors:
-        grad_priors = [empty for _ in priors]
-        grad_prior_lses = [empty for _ in priors]
+        grad_priors = grad_prior_lses = [empty for _ in priors]
     return [
         grad_keys,
         grad_biases,
@@ -140,3 +130,24 @@ def block_read_backward(
         *(g.clone() if g is empty else g for g in grad_priors),
         *(g.clone() if g is empty else g for g in grad_prior_lses),
     ]
+
+
+def _prior_backward(
+    grad_reads: Sequence[Tensor | None], priors: Sequence[Tensor], weights: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of the priors, and by query the product <grad read, prior>."""
+    grads, products = [], []
+    for grad, prior, weight in zip(grad_reads, priors, weights, strict=bool(priors)):
+        if grad is None:
+            grads.append(torch.zeros_like(prior))
+            products.append(torch.zeros_like(weight))
+        else:
+            wider = grad.to(weight.dtype)
+            grads.append((weight.unsqueeze(-1) * wider).to(prior.dtype))
+            products.append((wider * prior.to(weight.dtype)).sum(-1))
+    return grads, products
+
+
+def _own(incoming: Tensor | None, like: Tensor) -> Tensor:
+    """A gradient to add to: what is returned must not be an input."""
+    return torch.zeros_like(like) if incoming is None else incoming.to(like.dtype, copy=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from resroute.core import compute_dtype
 from resroute.ops.exact import exact
+from resroute.ops.forms import require_target
 
 
 class _Saved(NamedTuple):
@@ -62,6 +63,7 @@ def site_forward(
     read_dtype: torch.dtype,
 ) -> list[Tensor]:
     """Add an update to a running stream and read the site: `[read, new stream, saved]`."""
+    require_target(target, len(streams), update is not None)
     reference = next(t for t in (*streams, prior) if t is not None)
     wide = compute_dtype(reference.dtype)
     added = reference.new_empty(0)
@@ -116,6 +118,7 @@ def site_backward(
     wants: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients `[update, prior, lse, key, bias, gain, *streams]`; those not wanted are empty."""
+    require_target(target, len(streams), update_dtype is not None)
     reference = next(t for t in (*streams, prior) if t is not None)
     wide = compute_dtype(reference.dtype)
     wants_prior, wants_key, wants_bias, wants_gain = wants
@@ -156,8 +159,9 @@ def site_backward(
                 _spread(totals, term, coefficients[k * len(totals) : (k + 1) * len(totals)])
             if wants_key:
                 grads[3] = _grad_key(keyed, bases)
-            if wants_bias:
-                grads[4] = torch.stack([dl.sum() for dl in grad_logits[1:]])
+            if wants_bias and bias is not None:
+                sums = [dl.sum() for dl in grad_logits[1:]]
+                grads[4] = torch.stack(sums) if sums else key.new_empty(0)
             if prior is not None:
                 grads[2] = row.weights[-1] * ((grad_mix * prior.to(wide)).sum(-1) - delta)
                 if wants_prior:

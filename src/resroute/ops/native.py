@@ -13,14 +13,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from resroute.ops.registry import Operators, register_fakes, registered
 
 _SOURCES = tuple(Path(__file__).with_name(f"native_{part}.cpp") for part in ("site", "block"))
+_HEADERS = tuple(sorted(Path(__file__).parent.glob("native*.h")))
 
 # a build takes well under a minute; a lock older than this was left by a process that died
 _STALE_SECONDS = 600.0
@@ -35,6 +34,20 @@ def available() -> bool:
     return all(found)
 
 
+def is_built() -> bool:
+    """Whether `load` finds the kernels compiled: by this compiler, for this processor and torch."""
+    if not available():
+        return False
+    # heavy
+    from torch.utils import cpp_extension
+
+    folder = _folder()
+    try:
+        return (folder / (folder.name + cpp_extension.LIB_EXT)).is_file()
+    except OSError:
+        return False
+
+
 def load() -> Operators:
     """Build and load the kernels, once per process; a build is kept in torch's extension cache.
 
@@ -42,7 +55,8 @@ def load() -> Operators:
         The four operators, `torch.ops.resroute_native.*`.
 
     Raises:
-        RuntimeError: The build failed; the message holds the compiler's words.
+        RuntimeError: The kernels could not be built or loaded; the message holds the compiler's
+            words.
     """
     with _lock:
         return _load()
@@ -53,16 +67,13 @@ def _load() -> Operators:
     # heavy, and needed here alone
     from torch.utils import cpp_extension
 
-    flags = _flags(_compiler())
-    name = f"resroute_native_{_fingerprint(flags)}"
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-    folder = Path(root) / name
-    folder.mkdir(parents=True, exist_ok=True)
-    _drop_stale_lock(folder / "lock")
-    _put_ninja_on_path()
+    flags, folder = _flags(_compiler()), _folder()
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _drop_stale_lock(folder / "lock")
+        _put_ninja_on_path()
         cpp_extension.load(
-            name=name,
+            name=folder.name,
             sources=[str(path) for path in _SOURCES],
             extra_cflags=list(flags),
             extra_ldflags=["-fopenmp"] if "-fopenmp" in flags and _is_clang(_compiler()) else [],
@@ -70,7 +81,7 @@ def _load() -> Operators:
             is_python_module=False,
             verbose=False,
         )
-    except (OSError, ImportError) as error:
+    except (OSError, ImportError, subprocess.SubprocessError) as error:
         raise RuntimeError(f"the native kernels could not be loaded: {error}") from error
     register_fakes("native", _Layout())
     return registered("native")
@@ -87,24 +98,12 @@ class _Layout:
         return (math.prod(rows) * sources * queries + 16,)
 
 
-def site_forward(*arguments: Any) -> list[Tensor]:
-    """`torch.ops.resroute_native.site_forward`, built where needed."""
-    return load().site_forward(*arguments)
+def _folder() -> Path:
+    """Where the library is, named as its folder is."""
+    from torch.utils import cpp_extension
 
-
-def site_backward(*arguments: Any) -> list[Tensor]:
-    """`torch.ops.resroute_native.site_backward`, built where needed."""
-    return load().site_backward(*arguments)
-
-
-def block_read_forward(*arguments: Any) -> list[Tensor]:
-    """`torch.ops.resroute_native.block_read_forward`, built where needed."""
-    return load().block_read_forward(*arguments)
-
-
-def block_read_backward(*arguments: Any) -> list[Tensor]:
-    """`torch.ops.resroute_native.block_read_backward`, built where needed."""
-    return load().block_read_backward(*arguments)
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    return Path(root) / f"resroute_native_{_fingerprint(_flags(_compiler()))}"
 
 
 def _compiler() -> str:
@@ -123,6 +122,7 @@ def _put_ninja_on_path() -> None:
         os.environ["PATH"] = os.pathsep.join([str(Path(ninja).parent), os.environ["PATH"]])
 
 
+@functools.cache
 def _flags(compiler: str) -> tuple[str, ...]:
     if sys.platform == "win32":
         return ("/O2", "/openmp")
@@ -147,13 +147,14 @@ def _is_clang(compiler: str) -> bool:
 
 
 def _fingerprint(flags: Sequence[str]) -> str:
-    """Tells apart what must not share a build: processors, versions of torch, flags."""
+    """Tells apart what must not share a build: processors, versions of torch and of us, flags."""
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
         lines = info.read_text(errors="replace").splitlines()
         cpu = next((x for x in lines if x.startswith(("flags", "Features"))), cpu)
-    parts = (platform.machine(), cpu, torch.__version__, sys.version, *flags)
+    sources = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
+    parts = (platform.machine(), cpu, torch.__version__, sys.version, *flags, *sources)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 

@@ -40,14 +40,12 @@ std::vector<Tensor> site_forward(
     at::ArrayRef<double> coefficients, int64_t bases, int64_t target, double eps, int64_t matching,
     double rho_max, double norm_eps, at::ScalarType read_dtype) {
   const int64_t given = static_cast<int64_t>(streams.size());
-  const bool writes = target >= 0, fresh = target == given;
-  TORCH_CHECK(target <= given && writes == update.has_value(),
-              "resroute: an update comes with the stream it is added to.");
-  TORCH_CHECK(given || prior.has_value() || writes, "resroute: a site without streams and prior.");
-  const Tensor& like = given ? streams[0] : prior.has_value() ? *prior : *update;
-  const Form form =
-      form_of(given + fresh, coefficients, bases, target, eps, matching, rho_max, norm_eps);
-  Operands in = operands_of(streams, prior, lse, key, bias, gain, like, bases);
+  const bool writes = update.has_value();
+  check_target(target, given, writes);
+  TORCH_CHECK(given || prior.has_value(), "resroute: a site without streams and prior.");
+  const Tensor& like = given ? streams[0] : *prior;
+  const Form form = form_of(given, coefficients, bases, eps, matching, rho_max, norm_eps);
+  const Operands in = operands_of(streams, prior, lse, key, bias, gain, like, bases);
   check_output_type(read_dtype);
   const Rows added = rows_of(update, in.rows, in.width, "the update");
   Tensor read = at::empty(like.sizes(), like.options().dtype(read_dtype));
@@ -58,7 +56,6 @@ std::vector<Tensor> site_forward(
   const Rows read_rows = rows_of(read, in.rows, in.width, "the read");
   const Rows written_rows =
       writes ? rows_of(written, in.rows, in.width, "the new stream") : Rows{};
-  if (fresh) in.streams.push_back(written_rows);
   float* const saved_data = saved.mutable_data_ptr<float>();
   const int mixed = mixed_streams(form, prior.has_value());
   const int64_t padded = round_up(in.width);
@@ -72,13 +69,12 @@ std::vector<Tensor> site_forward(
     const float* gain_row = in.gain ? in.gain.read(0, scratch.take(padded)) : nullptr;
     for (int64_t r = begin; r < end; ++r) {
       RowPointers z{};
-      for (int i = 0; i < form.streams; ++i)
-        if (i != target || !fresh) z[i] = in.streams[i].read(r, z_at + i * padded);
+      for (int i = 0; i < given; ++i) z[i] = in.streams[i].read(r, z_at + i * padded);
       if (writes) {
         const float* u = added.read(r, u_at);
         float* to = written_rows.target(r, new_at);
         for (int64_t d = 0; d < padded; d += kLanes)
-          store(to + d, fresh ? load(u + d) : load(z[target] + d) + load(u + d));
+          store(to + d, load(z[target] + d) + load(u + d));
         written_rows.commit(r, to);
         // as later readers see it, rounded
         z[target] = written_rows.half ? written_rows.read(r, new_at) : to;
@@ -122,13 +118,13 @@ std::vector<Tensor> site_backward(
   TORCH_CHECK(static_cast<int64_t>(grad_streams.size()) == given && wants.size() == 4,
               "resroute: a gradient for each stream and four wants are needed.");
   const Tensor& like = given ? streams[0] : *prior;
-  const Form form = form_of(given, coefficients, bases, target, eps, matching, rho_max, norm_eps);
+  const Form form = form_of(given, coefficients, bases, eps, matching, rho_max, norm_eps);
   const Operands in = operands_of(streams, prior, lse, key, bias, gain, like, bases);
   const bool reads = grad_read.has_value(), writes = update_dtype.has_value();
   const int mixed = mixed_streams(form, prior.has_value());
   const bool keyed = reads && form.bases, normed = reads && in.gain, priored = reads && in.prior;
   const Rows grad_rows = rows_of(grad_read, in.rows, in.width, "the read's gradient");
-  TORCH_CHECK(!writes || (target >= 0 && target < given), "resroute: no stream ", target, ".");
+  check_target(target, given, writes);
   if (writes) check_output_type(*update_dtype);
 
   const auto made = [&](bool wanted, const Tensor& shape, at::ScalarType type) {

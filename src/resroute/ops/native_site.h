@@ -14,7 +14,6 @@ constexpr int kMost = 3;
 
 struct Form {
   int bases = 0, streams = 0, distinct = 0, matching = 0;
-  int64_t target = -1;
   // the distinct basis that each basis is
   int which[kMost] = {};
   // of the streams in each distinct basis
@@ -42,8 +41,14 @@ struct Saved {
   }
 };
 
-inline Form form_of(int64_t streams, at::ArrayRef<double> coefficients, int64_t bases,
-                    int64_t target, double eps, int64_t matching, double rho_max, double norm_eps) {
+inline void check_target(int64_t target, int64_t streams, bool has_update) {
+  TORCH_CHECK(target >= -1 && target < streams, "resroute: target ", target, " is no stream: with ",
+              streams, " of them it is -1 to ", streams - 1, ".");
+  TORCH_CHECK((target >= 0) == has_update, "resroute: an update and its target come together.");
+}
+
+inline Form form_of(int64_t streams, at::ArrayRef<double> coefficients, int64_t bases, double eps,
+                    int64_t matching, double rho_max, double norm_eps) {
   TORCH_CHECK(bases <= kMost && streams <= kMost, "resroute's native ops take up to ", kMost,
               " streams and bases, not ", streams, " and ", bases, ".");
   TORCH_CHECK(static_cast<int64_t>(coefficients.size()) == bases * streams && (streams || !bases),
@@ -53,7 +58,6 @@ inline Form form_of(int64_t streams, at::ArrayRef<double> coefficients, int64_t 
   form.bases = static_cast<int>(bases);
   form.streams = static_cast<int>(streams);
   form.matching = static_cast<int>(matching);
-  form.target = target;
   form.eps = static_cast<float>(eps);
   form.rho_max = static_cast<float>(rho_max);
   form.norm_eps = static_cast<float>(norm_eps);

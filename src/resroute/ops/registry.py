@@ -74,8 +74,19 @@ def register_python(name: str, operators: Operators) -> None:
 
 def register_fakes(name: str, layout: Layout) -> None:
     """Tell torch the shapes of a backend's results, so that graphs can be made without running."""
+    fakes = _Fakes(layout)
+    for op in Operators._fields:
+        torch.library.register_fake(f"resroute_{name}::{op}", getattr(fakes, op))
+
+
+class _Fakes:
+    """The operators as shapes and dtypes alone."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
 
     def site_forward(
+        self,
         update: Tensor | None,
         streams: Sequence[Tensor],
         prior: Tensor | None,
@@ -94,7 +105,9 @@ def register_fakes(name: str, layout: Layout) -> None:
     ) -> list[Tensor]:
         like = streams[0] if streams else prior
         assert like is not None
-        shape = layout.site_saved(like.shape[:-1], num_bases, prior is not None, gain is not None)
+        shape = self.layout.site_saved(
+            like.shape[:-1], num_bases, prior is not None, gain is not None
+        )
         return [
             torch.empty_like(like, dtype=read_dtype),
             like.new_empty(0) if update is None else torch.empty_like(like),
@@ -102,6 +115,7 @@ def register_fakes(name: str, layout: Layout) -> None:
         ]
 
     def site_backward(
+        self,
         grad_read: Tensor | None,
         grad_streams: Sequence[Tensor | None],
         update_dtype: torch.dtype | None,
@@ -135,6 +149,7 @@ def register_fakes(name: str, layout: Layout) -> None:
         ]
 
     def block_read_forward(
+        self,
         values: Sequence[Tensor],
         inverse_rms: Sequence[Tensor],
         scales: Sequence[Tensor | None],
@@ -145,7 +160,7 @@ def register_fakes(name: str, layout: Layout) -> None:
         read_dtype: torch.dtype,
     ) -> list[Tensor]:
         rows, queries = values[0].shape[:-1], range(keys.shape[0])
-        shape = layout.block_saved(rows, len(queries), len(values))
+        shape = self.layout.block_saved(rows, len(queries), len(values))
         return [
             *(torch.empty_like(values[0], dtype=read_dtype) for _ in queries),
             *(keys.new_empty(rows) for _ in queries),
@@ -153,6 +168,7 @@ def register_fakes(name: str, layout: Layout) -> None:
         ]
 
     def block_read_backward(
+        self,
         grad_reads: Sequence[Tensor | None],
         grad_lses: Sequence[Tensor | None],
         grad_values: Sequence[Tensor | None],
@@ -178,15 +194,6 @@ def register_fakes(name: str, layout: Layout) -> None:
             *(made(wants[3], prior) for prior in priors),
             *(made(wants[3], prior_lse) for prior_lse in prior_lses),
         ]
-
-    fakes: tuple[Callable[..., list[Tensor]], ...] = (
-        site_forward,
-        site_backward,
-        block_read_forward,
-        block_read_backward,
-    )
-    for op, fake in zip(Operators._fields, fakes, strict=True):
-        torch.library.register_fake(f"resroute_{name}::{op}", fake)
 
 
 # a library's registrations end with it

@@ -101,88 +101,130 @@ def block_read_backward(
         assert grad is None or grad.dtype == value.dtype, "addresses have no dtype of their own"
     like, rows, count = values[0], values[0].numel() // dim, len(values)
     wants_keys, wants_biases, wants_scales, wants_priors = wants
-    tiling = _tiling(m, dim)
-    tiles = triton.cdiv(m, tiling["TILE"])
+    tiles = triton.cdiv(m, _tiling(m, dim)["TILE"])
     programs = min(rows, max(1, MAX_PROGRAMS // tiles))
 
     def wide(*shape: int) -> Tensor:
         return like.new_empty(shape, dtype=torch.float32)
 
-    part_keys = wide(programs, m, dim) if wants_keys else None
-    part_biases = wide(programs, m, count) if wants_biases else None
-    products = torch.empty_like(logits) if wants_scales else None
-    grad_priors = [torch.empty_like(prior) for prior in priors if wants_priors]
-    grad_prior_lses = [torch.empty_like(prior_lse) for prior_lse in prior_lses if wants_priors]
-    finished = [torch.empty_like(value) for value in values]
+    out = _Gradients(
+        part_keys=wide(programs, m, dim) if wants_keys else None,
+        part_biases=wide(programs, m, count) if wants_biases else None,
+        values=[torch.empty_like(value) for value in values],
+        products=torch.empty_like(logits) if wants_scales else None,
+        priors=[torch.empty_like(prior) for prior in priors if wants_priors],
+        prior_lses=[torch.empty_like(prior_lse) for prior_lse in prior_lses if wants_priors],
+    )
     if rows:
-        none = [None] * len(priors)
         with torch.cuda.device_of(like):
-            table = _Table.of(
-                values,
-                grad_reads,
-                priors,
-                grad_priors or none,
-                grad_prior_lses or none,
-                grad_values,
-                finished,
-            )
-            read_kind, prior_kind = _kind_of(grad_reads), _kind_of(priors)
-            rest = (torch.stack(list(inverse_rms)), _stacked(scales, 1.0))
-            ends, grad_logits = torch.stack(list(lses)), torch.empty_like(logits)
-            kernels.backward_queries[(programs * tiles,)](
-                table.words,
-                *rest,
-                torch.stack(list(prior_lses)) if prior_lses else None,
-                _stacked(grad_lses, 0.0),
-                ends,
-                logits,
-                grad_logits,
-                products,
-                part_keys,
-                part_biases,
-                rows,
-                dim // tiling["GRAIN"],
-                count,
-                m,
+            _launch_backward(
+                out,
                 programs,
-                **table.kinds,
-                READ=read_kind,
-                PRIOR=prior_kind,
-                WANTS_PRIORS=bool(grad_priors),
-                SOURCES=triton.next_power_of_2(count),
-                **tiling,
-            )
-            tiling = _tiling(count, dim)
-            kernels.backward_values[(rows * triton.cdiv(count, tiling["TILE"]),)](
-                table.words,
-                *rest,
-                keys.contiguous(),
-                None if biases is None else biases.contiguous(),
-                ends,
-                logits,
-                grad_logits,
-                rows,
-                dim // tiling["GRAIN"],
-                count,
-                m,
-                3 * len(priors),
-                **table.kinds,
-                READ=read_kind,
-                **tiling,
+                (grad_reads, grad_lses, grad_values),
+                values,
+                (torch.stack(list(inverse_rms)), _stacked(scales, 1.0)),
+                keys,
+                biases,
+                (priors, prior_lses),
+                (torch.stack(list(lses)), logits),
             )
     empty = keys.new_empty
     return [
         # the order of these sums is fixed too
-        empty(0) if part_keys is None else part_keys.sum(0),
-        empty(0) if part_biases is None else part_biases.sum(0),
-        *finished,
+        empty(0) if out.part_keys is None else out.part_keys.sum(0),
+        empty(0) if out.part_biases is None else out.part_biases.sum(0),
+        *out.values,
         *(
-            empty(0) if s is None or products is None else products[..., n].sum(-1)
+            empty(0) if s is None or out.products is None else out.products[..., n].sum(-1)
             for n, s in enumerate(scales)
         ),
-        *(grad_priors or [empty(0) for _ in priors]),
-        *(grad_prior_lses or [empty(0) for _ in priors]),
+        *(out.priors or [empty(0) for _ in priors]),
+        *(out.prior_lses or [empty(0) for _ in priors]),
     ]
+
+
+class _Gradients(NamedTuple):
+    """What the kernels of the backward pass write; None, or no list, where it is not wanted."""
+
+    part_keys: Tensor | None
+    """(programs, m, D), to be summed."""
+    part_biases: Tensor | None
+    """(programs, m, N), to be summed."""
+    values: list[Tensor]
+    products: Tensor | None
+    """(.., m, N): p <grad read, value>, which the gradients of the scales are sums of."""
+    priors: list[Tensor]
+    prior_lses: list[Tensor]
+
+
+def _launch_backward(
+    out: _Gradients,
+    programs: int,
+    arriving: tuple[Sequence[Tensor | None], ...],
+    values: Sequence[Tensor],
+    factors: tuple[Tensor, Tensor | None],
+    keys: Tensor,
+    biases: Tensor | None,
+    priors: tuple[Sequence[Tensor], Sequence[Tensor]],
+    kept: tuple[Tensor, Tensor],
+) -> None:
+    """Run the two kernels of the backward pass: over queries, then over values.
+
+    `arriving` are the gradients at reads, log-sum-exps and values, `factors` 1 / rms and scales of
+    the values, `priors` these and their log-sum-exps, `kept` log-sum-exps and logits.
+    """
+    (grad_reads, grad_lses, grad_values), (outer, outer_lses), (_, logits) = arriving, priors, kept
+    (m, dim), count, rows = keys.shape, len(values), values[0].numel() // keys.shape[1]
+    tiling, none = _tiling(m, dim), [None] * len(outer)
+    table = _Table.of(
+        values,
+        grad_reads,
+        outer,
+        out.priors or none,
+        out.prior_lses or none,
+        grad_values,
+        out.values,
+    )
+    read_kind, grad_logits = _kind_of(grad_reads), torch.empty_like(logits)
+    kernels.backward_queries[(programs * triton.cdiv(m, tiling["TILE"]),)](
+        table.words,
+        *factors,
+        torch.stack(list(outer_lses)) if outer_lses else None,
+        _stacked(grad_lses, 0.0),
+        *kept,
+        grad_logits,
+        out.products,
+        out.part_keys,
+        out.part_biases,
+        rows,
+        dim // tiling["GRAIN"],
+        count,
+        m,
+        programs,
+        **table.kinds,
+        READ=read_kind,
+        PRIOR=_kind_of(outer),
+        WANTS_PRIORS=bool(out.priors),
+        SOURCES=triton.next_power_of_2(count),
+        **tiling,
+    )
+    tiling = _tiling(count, dim)
+    kernels.backward_values[(rows * triton.cdiv(count, tiling["TILE"]),)](
+        table.words,
+        *factors,
+        keys.contiguous(),
+        None if biases is None else biases.contiguous(),
+        *kept,
+        grad_logits,
+        rows,
+        dim // tiling["GRAIN"],
+        count,
+        m,
+        3 * len(outer),
+        **table.kinds,
+        READ=read_kind,
+        **tiling,
+    )
 
 
 class _Table(NamedTuple):

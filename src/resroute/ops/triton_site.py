@@ -19,6 +19,7 @@ from torch import Tensor
 from resroute.config import UserError
 from resroute.ops import triton_site_kernels as kernels
 from resroute.ops.exact import exact
+from resroute.ops.forms import require_target
 
 MAX_DIM = 8192
 MAX_PROGRAMS = 1024
@@ -49,13 +50,13 @@ def site_forward(
     """Add an update to a running stream and read the site: `[read, new stream, saved]`.
 
     Raises:
-        UserError: D above 8192, more than 3 streams or bases, or a dtype that is not served.
+        UserError: D above 8192, more than 3 streams or bases, a target that is no stream, or a
+            dtype that is not served.
     """
-    like = next(t for t in (*streams, prior, update) if t is not None)
-    fresh = update is not None and target == len(streams)
-    count = len(streams) + fresh
+    require_target(target, len(streams), update is not None)
+    like = next(t for t in (*streams, prior) if t is not None)
     check([update, *streams, prior], like.shape[-1], read_dtype)
-    _check_counts(count, num_bases, coefficients)
+    _check_counts(len(streams), num_bases, coefficients)
     dim, rows = like.shape[-1], like.numel() // like.shape[-1]
     read = torch.empty_like(like, dtype=read_dtype)
     added = like.new_empty(0) if update is None else torch.empty_like(like)
@@ -73,14 +74,13 @@ def site_forward(
             saved,
             rows,
             dim // tiling["GRAIN"],
-            *_numbers(coefficients, num_bases, count),
+            *_numbers(coefficients, num_bases, len(streams)),
             float(eps),
             float(rho_max),
             float(norm_eps),
             K=num_bases,
-            Z=count,
-            TARGET=-1 if update is None else target,
-            FRESH=fresh,
+            Z=len(streams),
+            TARGET=target,
             MATCHED=matching > 0,
             **tiling,
         )
@@ -109,6 +109,7 @@ def site_backward(
     wants: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients `[update, prior, lse, key, bias, gain, *streams]`; those not wanted are empty."""
+    require_target(target, len(streams), update_dtype is not None)
     if grad_read is None:
         return _passed_on(grad_streams, streams, update_dtype, target)
     check([*streams, prior, grad_read], grad_read.shape[-1])
@@ -146,7 +147,7 @@ def site_backward(
                 float(rho_max),
                 K=num_bases,
                 Z=len(streams),
-                TARGET=-1 if update_dtype is None else target,
+                TARGET=target,
                 ATTACHED=matching == 2,
                 **tiling,
             )

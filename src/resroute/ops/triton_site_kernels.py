@@ -21,15 +21,11 @@ def _load(pointer, at, mask):
 
 
 @triton.jit
-def _stream(stream, update, added, at, mask, IS_TARGET: tl.constexpr, FRESH: tl.constexpr):
+def _stream(stream, update, added, at, mask, IS_TARGET: tl.constexpr):
     """A stream with the update in it, rounded once: as it will be read later."""
-    if FRESH:
-        value = _load(update, at, mask)
-    else:
-        value = _load(stream, at, mask)
-        if IS_TARGET:
-            value += _load(update, at, mask)
+    value = _load(stream, at, mask)
     if IS_TARGET:
+        value += _load(update, at, mask)
         rounded = value.to(added.dtype.element_ty)
         tl.store(added + at, rounded, mask=mask)
         value = rounded.to(tl.float32)
@@ -127,8 +123,8 @@ def _mix_bases(
 def forward(
     update, s0, s1, s2, prior, lse, key, bias, gain, read, added, saved, R, units,
     a00, a01, a02, a10, a11, a12, a20, a21, a22, eps, rho_max, norm_eps,
-    K: tl.constexpr, Z: tl.constexpr, TARGET: tl.constexpr, FRESH: tl.constexpr,
-    MATCHED: tl.constexpr, GRAIN: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+    K: tl.constexpr, Z: tl.constexpr, TARGET: tl.constexpr, MATCHED: tl.constexpr,
+    GRAIN: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Update, mix and norm of a tile of rows."""
     D = units * GRAIN
@@ -141,12 +137,12 @@ def forward(
     at = rows[:, None] * D + columns[None, :]
     z0 = tl.zeros([TILE, WIDTH], tl.float32)
     if Z > 0:
-        z0 = _stream(s0, update, added, at, mask, TARGET == 0, FRESH and Z == 1)
+        z0 = _stream(s0, update, added, at, mask, TARGET == 0)
     z1, z2 = z0, z0
     if Z > 1:
-        z1 = _stream(s1, update, added, at, mask, TARGET == 1, FRESH and Z == 2)
+        z1 = _stream(s1, update, added, at, mask, TARGET == 1)
     if Z > 2:
-        z2 = _stream(s2, update, added, at, mask, TARGET == 2, FRESH and Z == 3)
+        z2 = _stream(s2, update, added, at, mask, TARGET == 2)
     p_prior = tl.full([TILE], 1.0, tl.float32)
     if K > 0:
         mix, p_prior = _mix_bases(
@@ -164,6 +160,27 @@ def forward(
         mix = mix * norm[:, None] * _load(gain, columns, inside)[None, :]
     tl.store(saved + R + rows, norm, mask=there)
     tl.store(read + at, mix.to(read.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _streams(s0, s1, s2, at, mask, Z: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """The streams that there are."""
+    z0 = tl.zeros([TILE, WIDTH], tl.float32)
+    if Z > 0:
+        z0 = _load(s0, at, mask)
+    z1, z2 = z0, z0
+    if Z > 1:
+        z1 = _load(s1, at, mask)
+    if Z > 2:
+        z2 = _load(s2, at, mask)
+    return z0, z1, z2
+
+
+@triton.jit
+def _through_norm(grad, mix, norm, gain, D):
+    """The gradient at the mix, from that at its norm times gain."""
+    dh = grad * norm[:, None] * gain
+    return dh - mix * (norm * norm * tl.sum(dh * mix, axis=1) / D)[:, None]
 
 
 @triton.jit
@@ -211,6 +228,23 @@ def _stream_gradient(
 
 
 @triton.jit
+def _store_parts(
+    part_key, part_bias, part_gain, sum_key, sum_bias1, sum_bias2, sum_gain, first, columns,
+    inside, D, K: tl.constexpr,
+):  # fmt: skip
+    """A program's sums over its rows."""
+    line = first.to(tl.int64) * D + columns
+    if part_key is not None:
+        tl.store(part_key + line, tl.sum(sum_key, axis=0), mask=inside)
+    if part_gain is not None:
+        tl.store(part_gain + line, tl.sum(sum_gain, axis=0), mask=inside)
+    if K > 1 and part_bias is not None:
+        tl.store(part_bias + first * (K - 1), tl.sum(sum_bias1, axis=0))
+    if K > 2 and part_bias is not None:
+        tl.store(part_bias + first * (K - 1) + 1, tl.sum(sum_bias2, axis=0))
+
+
+@triton.jit
 def backward(
     grad_read, g0, g1, g2, s0, s1, s2, prior, key, gain, saved,
     grad_update, grad_prior, grad_lse, part_key, part_bias, part_gain, d0, d1, d2, R, units,
@@ -232,14 +266,7 @@ def backward(
         there = rows < R
         mask = there[:, None] & inside[None, :]
         at = rows[:, None] * D + columns[None, :]
-        z0 = tl.zeros([TILE, WIDTH], tl.float32)
-        if Z > 0:
-            z0 = _load(s0, at, mask)
-        z1, z2 = z0, z0
-        if Z > 1:
-            z1 = _load(s1, at, mask)
-        if Z > 2:
-            z2 = _load(s2, at, mask)
+        z0, z1, z2 = _streams(s0, s1, s2, at, mask, Z, TILE, WIDTH)
         p_prior = _number(saved, 0, rows, R, there)
         norm = _number(saved, 1, rows, R, there)
         b0, b1, b2 = z0, z0, z0
@@ -256,23 +283,22 @@ def backward(
         else:
             mix = tl.zeros([TILE, WIDTH], tl.float32)
         if K > 0:
-            p0, s_0, r0, logit0 = _numbers(saved, 0, rows, R, there)
             b0 = _combine(z0, z1, z2, a00, a01, a02, Z)
+            p0, s_0, r0, logit0 = _numbers(saved, 0, rows, R, there)
             mix += p0[:, None] * b0
         if K > 1:
-            p1, s_1, r1, logit1 = _numbers(saved, 1, rows, R, there)
             b1 = _combine(z0, z1, z2, a10, a11, a12, Z)
+            p1, s_1, r1, logit1 = _numbers(saved, 1, rows, R, there)
             mix += (p1 * s_1)[:, None] * b1
         if K > 2:
-            p2, s_2, r2, logit2 = _numbers(saved, 2, rows, R, there)
             b2 = _combine(z0, z1, z2, a20, a21, a22, Z)
+            p2, s_2, r2, logit2 = _numbers(saved, 2, rows, R, there)
             mix += (p2 * s_2)[:, None] * b2
         dh = _load(grad_read, at, mask)
         if gain is not None:
             if part_gain is not None:
                 sum_gain += dh * mix * norm[:, None]
-            dh = dh * norm[:, None] * _load(gain, columns, inside)[None, :]
-            dh -= mix * (norm * norm * tl.sum(dh * mix, axis=1) / D)[:, None]
+            dh = _through_norm(dh, mix, norm, _load(gain, columns, inside)[None, :], D)
         # <dh, mix> by its parts: the weights sum to one, so the gradients at the logits to zero
         delta = zero
         if prior is not None:
@@ -329,12 +355,7 @@ def backward(
                 g2, d2, grad_update, dh, w, b0, b1, b2, a02, a12, a22, m0, m1, m2, f0, f1, f2,
                 c0, c1, c2, at, mask, K, False, TARGET == 2,
             )  # fmt: skip
-    line = first.to(tl.int64) * D + columns
-    if part_key is not None:
-        tl.store(part_key + line, tl.sum(sum_key, axis=0), mask=inside)
-    if part_gain is not None:
-        tl.store(part_gain + line, tl.sum(sum_gain, axis=0), mask=inside)
-    if K > 1 and part_bias is not None:
-        tl.store(part_bias + first * (K - 1), tl.sum(sum_bias1, axis=0))
-    if K > 2 and part_bias is not None:
-        tl.store(part_bias + first * (K - 1) + 1, tl.sum(sum_bias2, axis=0))
+    _store_parts(
+        part_key, part_bias, part_gain, sum_key, sum_bias1, sum_bias2, sum_gain, first, columns,
+        inside, D, K,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from resroute.ops import SiteForm, operators, site
 from resroute.ops.exact import read_dtype
+from resroute.residual.untouched import untouched
 
 Norm = Callable[[Tensor], Tensor]
 
@@ -25,17 +26,19 @@ class Folded(NamedTuple):
     eps: float
 
 
-def fold(backend: str, norm: Norm, dtype: torch.dtype) -> Folded | None:
-    """The gain and eps of a norm of reads of a dtype, or None where it must be called.
+def fold(backend: str, norm: Norm, like: Tensor) -> Folded | None:
+    """The gain and eps of a norm of reads like a tensor (..., D), or None where it must be called.
 
-    It is called on the reference, and where someone hooked, subclassed or sharded it.
+    It is called on the reference, where someone hooked, subclassed or sharded it, and where its
+    gain is of another size or dtype than operations take.
     """
-    if backend == "reference" or not isinstance(norm, nn.RMSNorm):
+    if backend == "reference" or not untouched(norm, nn.RMSNorm):
         return None
-    if type(norm).forward is not nn.RMSNorm.forward or len(norm.normalized_shape) != 1:
+    assert isinstance(norm, nn.RMSNorm)
+    gain, eps, dtype = norm.weight, norm.eps, like.dtype
+    if type(gain) not in _PLAIN or gain.shape != like.shape[-1:]:
         return None
-    gain, eps = norm.weight, norm.eps
-    if norm._forward_hooks or norm._forward_pre_hooks or type(gain) not in _PLAIN:
+    if gain.dtype not in (dtype, torch.float32):
         return None
     if eps is not None:
         return Folded(gain, eps)
@@ -46,7 +49,7 @@ def fold(backend: str, norm: Norm, dtype: torch.dtype) -> Folded | None:
 
 def normalise(backend: str, hidden: Tensor, norm: Norm) -> Tensor:
     """Apply a norm to a read (..., D), in one pass where the backend can."""
-    folded = fold(backend, norm, hidden.dtype)
+    folded = fold(backend, norm, hidden)
     if folded is None:
         return norm(hidden)
     normalised, _ = site(

@@ -182,7 +182,7 @@ class RoutedPolicy(Policy[RoutedStream]):
             assert stream.total is not None
             read = stream.total
         elif stream.total is None:
-            folded = None if norm is None else fold(stream.backend, norm, dtype)
+            folded = None if norm is None else fold(stream.backend, norm, self._reference(stream))
             read, stream, is_normalised = self._mix(stream, folded, dtype)
             if is_normalised:
                 return read, stream

@@ -10,7 +10,7 @@ from resroute.config import UserError, register
 from resroute.core import accumulate
 from resroute.ops import SiteForm, choose, operators
 from resroute.ops import site as site_operation
-from resroute.ops.exact import read_dtype
+from resroute.ops.exact import addable, read_dtype
 from resroute.residual.base import Policy, ResidualConfig
 from resroute.residual.norms import Norm, fold, normalise
 
@@ -47,7 +47,7 @@ class SumPolicy(Policy[SumStream]):
         return accumulate(stream.total, stream.pending, dtype=stream.total.dtype)
 
     def _read_normalised(self, stream: SumStream, norm: Norm) -> tuple[Tensor, SumStream]:
-        folded = fold(stream.backend, norm, stream.total.dtype)
+        folded = fold(stream.backend, norm, stream.total)
         if folded is None or stream.pending is None:
             total = self._read(stream)
             stream = stream._replace(total=total, pending=None)
@@ -67,7 +67,8 @@ class SumPolicy(Policy[SumStream]):
         total, coefficient = self._read(stream), self.coefficient(stream.site)
         next_site = stream.site + 1
         if coefficient is None and stream.backend != "reference":
-            return stream._replace(site=next_site, total=total, pending=update)
+            pending = addable(update, total.dtype)
+            return stream._replace(site=next_site, total=total, pending=pending)
         total = accumulate(
             total, update, 1.0 if coefficient is None else coefficient, dtype=total.dtype
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from resroute.core import Source, accumulate, compute_dtype
 from resroute.ops import SiteForm, block_read, operators, site
+from resroute.ops.exact import addable
 from resroute.residual.running import RunningPlan, S, running_plan, separate_plan
 
 _GROUP = 8
@@ -119,13 +120,13 @@ class TwoPhase:
     def add(self, at: int, running: Running, update: Tensor, dtype: torch.dtype) -> Running:
         """Write the update of a site; where its stream is there, adding is left to the read."""
         if running.pending is None and self.steps[at].only_adds:
-            return Running(running.streams, update)
+            return Running(running.streams, addable(update, dtype))
         plan, written = self.plans[at], at - self.phase_of[at].start
         streams = dict(zip(plan.moments[written].streams, self.settled(at, running), strict=True))
         if plan.snapshot == written:
             streams[S] = _combine(plan.moments[written].coefficients[0], list(streams.values()))
         target = plan.stream_of[written]
-        pending: Tensor | None = update
+        pending: Tensor | None = addable(update, dtype)
         if target not in streams:
             streams[target], pending = update.to(dtype), None
         return Running(tuple(streams[name] for name in sorted(streams)), pending)
