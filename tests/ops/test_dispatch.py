@@ -269,3 +269,33 @@ def test_the_backend_that_was_chosen_is_the_one_that_runs(monkeypatch, backend):
         stack.run(policy)
     # 8 reads, and a block read for each of the two blocks and the readout
     assert calls == ([] if backend == "reference" else [backend] * 11)
+
+
+@needs_compiler
+def test_a_lock_that_was_left_does_not_hang_a_run(monkeypatch, tmp_path, caplog):
+    from resroute.ops import native
+
+    lock = tmp_path / "lock"
+    native._wait_for(lock)
+    lock.touch()
+    monkeypatch.setattr(native, "_STALE_SECONDS", 0.3)
+    with caplog.at_level(logging.WARNING, logger="resroute"):
+        native._wait_for(lock)
+    assert not lock.exists()
+    assert [record.message for record in caplog.records] == [
+        f"waiting for another process that compiles the kernels: {lock}"
+    ]
+
+
+@needs_compiler
+def test_a_compiler_with_options_is_found(monkeypatch):
+    from resroute.ops import native
+
+    monkeypatch.setenv("CXX", "c++ -m64")
+    native.available.cache_clear()
+    assert native.available()
+    assert "-O3" in native._flags(native._compiler())
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    native.available.cache_clear()
+    assert not native.available()
+    native.available.cache_clear()

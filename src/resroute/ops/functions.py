@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from resroute.core import Source
+from resroute.ops import lean
 from resroute.ops.forms import SiteForm
 from resroute.ops.registry import Operators
 
@@ -56,6 +57,7 @@ def site(
     """
     if not form.coefficients:
         lse = key = bias = None
+    operators = _serving(operators, streams[0] if streams else prior)
     tensors = (update, prior, lse, key, bias, gain)
     if torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (*tensors, *streams)
@@ -96,6 +98,7 @@ def block_read(
         sources to go on with (see `site`).
     """
     values = [source.value for source in sources]
+    operators = _serving(operators, values[0])
     inverse = [source.inverse_rms.detach() for source in sources]
     scales = [source.scale for source in sources]
     flat = [*values, *scales, keys, biases, *(t for prior in priors for t in prior)]
@@ -118,6 +121,11 @@ def block_read(
         read_dtype,
     )
     return list(zip(out[: len(keys)], out[len(keys) : -1], strict=True)), list(sources)
+
+
+def _serving(operators: Operators, like: Tensor | None) -> Operators:
+    # kernels have nothing to point at where there are no rows
+    return lean.OPERATORS if like is not None and like.numel() == 0 else operators
 
 
 def _dense(x: Tensor) -> Tensor:

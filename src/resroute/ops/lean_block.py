@@ -38,7 +38,7 @@ def block_read_forward(
         lses = [torch.logaddexp(a, b) for a, b in zip(lses, prior_lses, strict=True)]
     reads = []
     for j, lse in enumerate(lses):
-        weights = (stacked[:, j] - lse).exp()
+        weights, prior_weight = _weights(stacked[:, j], lse, prior_lses[j] if priors else None)
         mix: Tensor | None = None
         for value, scale, weight in zip(values, scales, weights.unbind(0), strict=True):
             share = (weight if scale is None else weight * scale).unsqueeze(-1)
@@ -46,7 +46,7 @@ def block_read_forward(
             mix = share * wider if mix is None else mix.addcmul_(share, wider)
         assert mix is not None, "a block read needs a source"
         if priors:
-            mix.addcmul_((prior_lses[j] - lse).exp().unsqueeze(-1), priors[j].to(wide))
+            mix.addcmul_(prior_weight.unsqueeze(-1), priors[j].to(wide))
         reads.append(mix.to(read_dtype))
     # unbound rows share storage: an operator's results may not
     return [*reads, *(lse.clone() for lse in lses), stacked]
@@ -71,7 +71,8 @@ def block_read_backward(
     """Gradients `[keys, biases, *values, *scales, *priors, *prior lses]`; unwanted ones empty."""
     wide, width = keys.dtype, keys.shape[-1]
     wants_keys, wants_biases, wants_scales, wants_priors = wants
-    probabilities = (logits - torch.stack(list(lses))).exp()  # [N, m, ..]
+    stacked_priors = torch.stack(list(prior_lses)) if priors else None
+    probabilities, prior_weight = _weights(logits, torch.stack(list(lses)), stacked_priors)
     products = torch.zeros_like(logits)  # <grad read_j, value_n>
     for j, grad in enumerate(grad_reads):
         if grad is not None:
@@ -84,7 +85,7 @@ def block_read_backward(
     for j, grad in enumerate(grad_lses):
         if grad is not None:
             pull[j] += grad
-    prior_weights = [(a - b).exp() for a, b in zip(prior_lses, lses, strict=bool(priors))]
+    prior_weights = prior_weight.unbind(0) if priors else ()
     grad_priors, prior_products = _prior_backward(grad_reads, priors, prior_weights)
     for j, (weight, product) in enumerate(zip(prior_weights, prior_products, strict=True)):
         pull[j] -= weight * product
@@ -110,7 +111,7 @@ def block_read_backward(
             grad_keys += keyed.reshape(len(keys), -1) @ wider.reshape(-1, width)
     grad_biases = keys.new_empty(0)
     if wants_biases:
-        grad_biases = grad_logits.flatten(2).sum(-1).t().contiguous()
+        grad_biases = grad_logits.reshape(len(values), len(keys), -1).sum(-1).t().contiguous()
     empty = keys.new_empty(0)
     grad_scales = [
         (probabilities[n] * products[n]).sum(0) if wants_scales and scale is not None else empty
@@ -130,6 +131,17 @@ def block_read_backward(
         *(g.clone() if g is empty else g for g in grad_priors),
         *(g.clone() if g is empty else g for g in grad_prior_lses),
     ]
+
+
+def _weights(logits: Tensor, lse: Tensor, prior_lse: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Softmax weights of logits (N, ..), and of a prior, from their log-sum-exp.
+
+    It is rounded, so they are divided by their sum: for gradients to cancel it must be one.
+    """
+    weights = (logits - lse).exp()
+    prior = torch.zeros_like(lse) if prior_lse is None else (prior_lse - lse).exp()
+    total = weights.sum(0) + prior
+    return weights / total, prior / total
 
 
 def _prior_backward(

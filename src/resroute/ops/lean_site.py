@@ -32,7 +32,7 @@ class _Saved(NamedTuple):
 
     @classmethod
     def unpack(cls, saved: Tensor, num_bases: int, has_prior: bool) -> "_Saved":
-        columns = list(saved.unbind(0)) if saved.dim() > 1 else []
+        columns = list(saved.unbind(0)) if saved.shape != (0,) else []
         ends = [num_bases + has_prior, 2 * num_bases + has_prior, 3 * num_bases + has_prior]
         if not num_bases:
             ends = [0, 0, 0]
@@ -226,7 +226,7 @@ def _norm_backward(
     grad_read: Tensor, mix: Tensor, gain: Tensor, inverse_norm: Tensor
 ) -> tuple[Tensor, Tensor]:
     normed = mix * inverse_norm.unsqueeze(-1)
-    grad_gain = (grad_read * normed).flatten(0, -2).sum(0)
+    grad_gain = (grad_read * normed).reshape(-1, mix.shape[-1]).sum(0)
     scaled = grad_read * gain
     mean = (scaled * normed).mean(-1, keepdim=True)
     return (scaled - normed * mean) * inverse_norm.unsqueeze(-1), grad_gain

@@ -3,9 +3,11 @@
 import functools
 import hashlib
 import importlib.util
+import logging
 import math
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,8 +23,10 @@ from resroute.ops.registry import Operators, register_fakes, registered
 _SOURCES = tuple(Path(__file__).with_name(f"native_{part}.cpp") for part in ("site", "block"))
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("native*.h")))
 
-# a build takes well under a minute; a lock older than this was left by a process that died
-_STALE_SECONDS = 600.0
+# a build takes about a minute at most; an older lock was left by a process that died
+_STALE_SECONDS = 180.0
+
+_logger = logging.getLogger("resroute")
 
 _lock = threading.Lock()
 
@@ -30,7 +34,7 @@ _lock = threading.Lock()
 @functools.cache
 def available() -> bool:
     """Whether a C++ compiler and ninja are found. Does not build."""
-    found = (shutil.which(_compiler()), _ninja(), importlib.util.find_spec("setuptools"))
+    found = (shutil.which(_compiler()[0]), _ninja(), importlib.util.find_spec("setuptools"))
     return all(found)
 
 
@@ -70,7 +74,13 @@ def _load() -> Operators:
     flags, folder = _flags(_compiler()), _folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _drop_stale_lock(folder / "lock")
+        _wait_for(folder / "lock")
+        library = folder / (folder.name + cpp_extension.LIB_EXT)
+        if library.is_file():
+            # the folder's name tells the sources: there is nothing to build
+            torch.ops.load_library(library)
+            register_fakes("native", _Layout())
+            return registered("native")
         _put_ninja_on_path()
         cpp_extension.load(
             name=folder.name,
@@ -106,9 +116,9 @@ def _folder() -> Path:
     return Path(root) / f"resroute_native_{_fingerprint(_flags(_compiler()))}"
 
 
-def _compiler() -> str:
-    # as torch chooses it
-    return "cl" if sys.platform == "win32" else os.environ.get("CXX", "c++")
+def _compiler() -> tuple[str, ...]:
+    # as torch chooses it; it may have a launcher or options
+    return ("cl",) if sys.platform == "win32" else tuple(shlex.split(os.environ.get("CXX", "c++")))
 
 
 def _ninja() -> str | None:
@@ -123,7 +133,7 @@ def _put_ninja_on_path() -> None:
 
 
 @functools.cache
-def _flags(compiler: str) -> tuple[str, ...]:
+def _flags(compiler: tuple[str, ...]) -> tuple[str, ...]:
     if sys.platform == "win32":
         return ("/O2", "/openmp")
     flags = ["-O3", "-fno-math-errno", "-Wno-psabi"]
@@ -134,15 +144,15 @@ def _flags(compiler: str) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _takes(compiler: str, flag: str, source: str = "") -> bool:
-    command = [compiler, flag, "-fsyntax-only", "-x", "c++", "-"]
+def _takes(compiler: tuple[str, ...], flag: str, source: str = "") -> bool:
+    command = [*compiler, flag, "-fsyntax-only", "-x", "c++", "-"]
     return subprocess.run(command, input=source, text=True, capture_output=True).returncode == 0
 
 
-def _is_clang(compiler: str) -> bool:
+def _is_clang(compiler: tuple[str, ...]) -> bool:
     # gcc's calls are resolved by the OpenMP runtime that torch has loaded: one pool of threads.
     # clang's need its own
-    command = [compiler, "--version"]
+    command = [*compiler, "--version"]
     return "clang" in subprocess.run(command, text=True, capture_output=True).stdout
 
 
@@ -158,9 +168,15 @@ def _fingerprint(flags: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _drop_stale_lock(lock: Path) -> None:
+def _wait_for(lock: Path) -> None:
+    """Wait while another process builds; torch would wait for ever for one that was killed."""
+    said = False
     try:
-        if time.time() - lock.stat().st_mtime > _STALE_SECONDS:
-            lock.unlink()
+        while time.time() - lock.stat().st_mtime < _STALE_SECONDS:
+            if not said:
+                _logger.warning("waiting for another process that compiles the kernels: %s", lock)
+            said = True
+            time.sleep(0.2)
+        lock.unlink()
     except FileNotFoundError:
         pass

@@ -276,6 +276,8 @@ std::vector<Tensor> block_read_backward(
         lse[j] = read_lses[j][r];
         pull[j] = from_lses[j] ? from_lses[j][r] : 0.0f;
       }
+      // lanes beyond m: a row that is not finite must not reach the next
+      std::fill(pull + m, pull + lanes, 0.0f);
       dots(rows.data(), m, value_rows.data(), N, padded, q, lanes, ahead);
       for (size_t j = 0; j < in.priors.size(); ++j) {
         const float* prior = in.priors[j].read(r, prior_at + j * padded);
@@ -284,17 +286,23 @@ std::vector<Tensor> block_read_backward(
       }
       for (int64_t j = 0; j < lanes; j += kLanes) {
         const Vec top = load(lse + j);
-        Vec centre = {};
-        if (!in.priors.empty()) {
-          // lanes beyond m would grow from row to row
-          store(prior_p + j, exp(load_part(prior_p + j, m - j) - top));
-          centre = load(prior_p + j) * load(prior_q + j);
-        }
+        // lanes beyond m would grow from row to row
+        Vec total = in.priors.empty() ? Vec{} : exp(load_part(prior_p + j, m - j) - top);
+        store(prior_p + j, total);
         for (int64_t n = 0; n < N; ++n) {
           const Vec e = exp(load_part(saved + (r * N + n) * m + j, m - j) - top);
-          const float scale = in.scales[n] ? in.scales[n][r] : 1.0f;
           store(p + n * lanes + j, e);
-          centre += e * load(q + n * lanes + j) * scale;
+          total += e;
+        }
+        // the log-sum-exp was rounded: weights must sum to one for their gradients to cancel
+        const Vec part = splat(1.0f) / total;
+        store(prior_p + j, load(prior_p + j) * part);
+        Vec centre = load(prior_p + j) * load(prior_q + j);
+        for (int64_t n = 0; n < N; ++n) {
+          const float scale = in.scales[n] ? in.scales[n][r] : 1.0f;
+          const Vec weight = load(p + n * lanes + j) * part;
+          store(p + n * lanes + j, weight);
+          centre += weight * load(q + n * lanes + j) * scale;
         }
         // what each weight's gradient is compared with
         store(pull + j, load(pull + j) - centre);

@@ -174,6 +174,7 @@ def _launch_backward(
     the values, `priors` these and their log-sum-exps, `kept` log-sum-exps and logits.
     """
     (grad_reads, grad_lses, grad_values), (outer, outer_lses), (_, logits) = arriving, priors, kept
+    weights = torch.empty_like(logits)
     (m, dim), count, rows = keys.shape, len(values), values[0].numel() // keys.shape[1]
     tiling, none = _tiling(m, dim), [None] * len(outer)
     table = _Table.of(
@@ -192,6 +193,7 @@ def _launch_backward(
         torch.stack(list(outer_lses)) if outer_lses else None,
         _stacked(grad_lses, 0.0),
         *kept,
+        weights,
         grad_logits,
         out.products,
         out.part_keys,
@@ -214,7 +216,8 @@ def _launch_backward(
         *factors,
         keys.contiguous(),
         None if biases is None else biases.contiguous(),
-        *kept,
+        logits,
+        weights,
         grad_logits,
         rows,
         dim // tiling["GRAIN"],

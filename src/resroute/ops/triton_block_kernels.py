@@ -182,7 +182,7 @@ def forward(
 
 @triton.jit
 def backward_queries(
-    words, inverse_rms, scales, prior_lses, grad_lses, lses, logits, grad_logits, products,
+    words, inverse_rms, scales, prior_lses, grad_lses, lses, logits, weights, grad_logits, products,
     part_keys, part_biases, R, units, N, M, programs,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, READ: tl.constexpr, PRIOR: tl.constexpr,
     WANTS_PRIORS: tl.constexpr, SOURCES: tl.constexpr,
@@ -219,6 +219,17 @@ def backward_queries(
         pair = (row * M + j)[:, None] * N + sources[None, :]
         logit = tl.load(logits + pair, mask=pairs, other=float("-inf"))
         p = tl.exp(logit - end[:, None])
+        sum_p = tl.sum(p, axis=1)
+        p_prior = tl.zeros([TILE], tl.float32)
+        if prior_lses is not None:
+            before = tl.load(prior_lses + j * R + row, mask=asked, other=float("-inf"))
+            p_prior = tl.exp(before - end)
+            sum_p += p_prior
+        # the log-sum-exp was rounded: weights must sum to one for their gradients to cancel
+        sum_p = tl.where(asked, sum_p, 1.0)
+        p_prior /= sum_p
+        p /= sum_p[:, None]
+        tl.store(weights + pair, p, mask=pairs)
         if products is not None:
             tl.store(products + pair, p * product, mask=pairs)
         per_source = sources.to(tl.int64) * R + row
@@ -229,8 +240,6 @@ def backward_queries(
         if grad_lses is not None:
             arriving = tl.load(grad_lses + j * R + row, mask=asked, other=0.0)
         if prior_lses is not None:
-            before = tl.load(prior_lses + j * R + row, mask=asked, other=float("-inf"))
-            p_prior = tl.exp(before - end)
             prior = _load_rows(lists + M, kinds, j, asked, at, inside, PRIOR, ALIGNED)
             prior_product = tl.sum(do * prior, axis=1)
             centre += p_prior * prior_product
@@ -261,7 +270,7 @@ def backward_queries(
 
 @triton.jit
 def backward_values(
-    words, inverse_rms, scales, keys, biases, lses, logits, grad_logits, R, units, N, M, skipped,
+    words, inverse_rms, scales, keys, biases, logits, weights, grad_logits, R, units, N, M, skipped,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, READ: tl.constexpr,
     GRAIN: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -290,7 +299,7 @@ def backward_values(
         pair = (row * M + j) * N + n
         logit = tl.load(logits + pair, mask=valid, other=0.0)
         dl = tl.load(grad_logits + pair, mask=valid, other=0.0)
-        share = tl.exp(logit - tl.load(lses + j * R + row))
+        share = tl.load(weights + pair, mask=valid, other=0.0)
         if scales is not None:
             share *= tl.load(scales + n * R + row, mask=valid, other=0.0)
         total += share[:, None] * do + (dl * r)[:, None] * w
