@@ -18,7 +18,7 @@ def test_importing_needs_torch_and_nothing_optional():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     optional, rooms = done.stdout.splitlines()
     assert optional == "[]"
-    assert rooms == str(["config", "core", "data", "files", "model", "residual", "training"])
+    assert rooms == str(["config", "core", "data", "files", "model", "ops", "residual", "training"])
 
 
 def test_the_public_names_are_there():
