@@ -50,7 +50,7 @@ def backend(name: str) -> Iterator[None]:
     Args:
         name: `reference` (plain formulas and autograd), `lean` (plain torch, hand-written
             gradients), `native` (C++ on CPUs), `triton` (CUDA GPUs), or `auto`, the fastest that
-            can serve. It applies to streams that are started meanwhile.
+            can serve. It applies to streams that are started meanwhile, in every thread.
 
     Raises:
         UserError: An unknown name. A stream that the named backend cannot serve is a `UserError`
