@@ -382,3 +382,28 @@ def test_an_unfinished_run_without_checkpoint_says_that_it_starts_over(make_conf
     assert "no checkpoint yet: starting from step 0" in said
     rr.train(config, fresh=True, listener=Ear())
     assert f"the old run is kept as {config.out}.old-1" in said
+
+
+def test_a_backend_that_cannot_serve_is_refused_before_anything_is_written(
+    make_config, monkeypatch
+):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    config = make_config(rr.WAV(num_blocks=1), out="refused", backend="triton", device="cpu")
+    with pytest.raises(rr.UserError, match="it runs on CUDA GPUs, got device cpu"):
+        rr.train(config)
+    assert not Path(config.out).exists()
+
+
+@pytest.mark.parametrize("backend", ["reference", "lean"])
+def test_a_run_says_and_uses_the_backend_that_it_names(make_config, backend):
+    said = []
+
+    class Listening(rr.Listener):
+        def message(self, text):
+            said.append(text)
+
+    # who computes is no part of what a run is
+    config = make_config(rr.WAV(num_blocks=1), out=f"by-{backend}", backend=backend)
+    rr.train(config, listener=Listening())
+    assert any(f"routing by {backend}" in text for text in said)
+    assert config.run_name("x") == make_config(rr.WAV(num_blocks=1)).run_name("x")

@@ -77,6 +77,8 @@ def train(
     training_batch(corpus, context=config.model.context, batch_size=1, seed=config.seed, step=0)
     _require_buildable(config)
     device = choose_device(config.device)
+    with ops.backend(config.backend):
+        ops.choose(device, torch.float32, config.model.dim)
     run = claim(config, corpus, resume=resume, fresh=fresh)
     if run.moved is not None:
         listener.message(f"the old run is kept as {run.moved}")
