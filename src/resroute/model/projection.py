@@ -16,7 +16,8 @@ from resroute.residual.untouched import untouched
 _FEWEST_ROWS = 64
 
 
-def _has_matrix_tiles() -> bool:
+def has_matrix_tiles() -> bool:
+    """Whether the CPU has AMX."""
     # torch has no public question for AMX in every version that we take
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
@@ -27,7 +28,7 @@ def narrow_is_slow() -> bool:
     Our choice of rule: x86 without AMX, where products in bfloat16 took 1.6 to 2.1 times as long
     (AVX512-BF16, torch 2.13; LOG.md). Other processors are taken at their word.
     """
-    return platform.machine().lower() in ("x86_64", "amd64") and not _has_matrix_tiles()
+    return platform.machine().lower() in ("x86_64", "amd64") and not has_matrix_tiles()
 
 
 NARROW_IS_SLOW = narrow_is_slow()

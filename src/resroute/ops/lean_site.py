@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from resroute.core import compute_dtype
+from resroute.core import compute_dtype, inverse_rms
 from resroute.ops.exact import exact
 from resroute.ops.forms import require_target
 
@@ -74,7 +74,7 @@ def site_forward(
     if num_bases:
         assert key is not None
         bases = _bases(streams, coefficients, num_bases, wide)
-        inverse = [_inverse_rms(basis, eps) for basis in bases]
+        inverse = [inverse_rms(basis, eps) for basis in bases]
         pure = [r * (basis @ key) for r, basis in zip(inverse, bases, strict=True)]
         logits = list(pure)
         if bias is not None:
@@ -89,7 +89,7 @@ def site_forward(
     if gain is None:
         read = mix.to(read_dtype, copy=num_bases == 0)
     else:
-        inverse_norm = _inverse_rms(mix, norm_eps)
+        inverse_norm = inverse_rms(mix, norm_eps)
         columns.append(inverse_norm)
         read = (mix * inverse_norm.unsqueeze(-1) * gain.to(wide)).to(read_dtype)
     saved = torch.stack(columns) if columns else reference.new_empty(0, dtype=wide)
@@ -173,10 +173,6 @@ def site_backward(
     if update_dtype is not None:
         grads[0] = totals[target].to(update_dtype, copy=True)
     return [*grads, *(t.to(s.dtype) for t, s in zip(totals, streams, strict=True))]
-
-
-def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    return torch.rsqrt(x.square().mean(-1) + eps)
 
 
 def _bases(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from resroute.config import UserError, suggestion
+from resroute.model.projection import has_matrix_tiles
 
 
 def choose_device(name: str) -> torch.device:
@@ -56,14 +57,9 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    if device.type == "cpu" and _cpu_has_matrix_tiles():
+    if device.type == "cpu" and has_matrix_tiles():
         return torch.bfloat16
     return torch.float32
-
-
-def _cpu_has_matrix_tiles() -> bool:
-    # torch has no public question for AMX in every version that we take
-    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 
 def keep_freed_memory() -> None:
