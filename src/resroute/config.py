@@ -82,6 +82,20 @@ def to_dict(config: Any) -> Any:
     raise TypeError(f"{type(config).__name__} is not a configuration value")
 
 
+def from_defaults(config: Any) -> dict[str, Any]:
+    """JSON values of the fields of a configuration that are not at their default."""
+    changed: dict[str, Any] = {}
+    if isinstance(config, Variant):
+        changed["type"] = config.type_name
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.default is not dataclasses.MISSING and value == field.default:
+            continue
+        is_nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        changed[field.name] = from_defaults(value) if is_nested else to_dict(value)
+    return changed
+
+
 def from_dict(cls: type[T], data: Any, *, where: str = "configuration") -> T:
     """Build `cls` from JSON values, strictly.
 

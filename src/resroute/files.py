@@ -1,8 +1,10 @@
 """Files that are there whole or not at all, and JSON that is read strictly."""
 
 import errno
+import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from resroute.config import UserError
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
 def flush(path: Path) -> None:
@@ -105,6 +109,31 @@ def _take_place(folder: Path, path: Path) -> None:
         raise
 
 
+def digest(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a kill left of unfinished writes directly below a folder.
+
+    Only for a folder that nobody else writes to at the time.
+    """
+    for path in folder.glob(".*.tmp"):
+        if not _TEMPORARY.fullmatch(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+
+
 def read_text(path: Path, remedy: str) -> str:
     """Read UTF-8; `remedy` says in the error what to do.
 
@@ -121,11 +150,13 @@ def parse_object(text: str, where: str, remedy: str) -> dict[str, Any]:
         UserError: Not JSON, or not an object; `where` and `remedy` say where and what to do.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "a number too long" if isinstance(error, ValueError) else "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
             reason = error.msg
+        elif isinstance(error, _ConstantError):
+            reason = str(error)
         raise UserError(f"{where}: damaged JSON ({reason}); {remedy}") from None
     if not isinstance(value, dict):
         raise UserError(f"{where}: damaged (not a JSON object); {remedy}")
@@ -163,6 +194,14 @@ def read_json_lines(
             if not (may_be_torn and number == len(lines)):
                 raise
     return records
+
+
+class _ConstantError(ValueError):
+    """JSON has no NaN and no Infinity."""
+
+
+def _refuse_constant(name: str) -> None:
+    raise _ConstantError(f"{name} is no number of JSON")
 
 
 def _read_bytes(path: Path, remedy: str) -> bytes:

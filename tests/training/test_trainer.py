@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 import resroute as rr
 from resroute.data import evaluation_windows, training_batch
-from resroute.training.trainer import Trainer
+from resroute.training.distributed import World
+from resroute.training.learner import Learner
 
 
 class KilledError(Exception):
@@ -42,7 +43,8 @@ def assert_same_run(a, b):
 def lines(path):
     records = [json.loads(line) for line in Path(path, "metrics.jsonl").read_text().splitlines()]
     for record in records:
-        record.pop("tokens_per_second", None)
+        for name in ("tokens_per_second", "model_flop_utilisation", "memory_bytes"):
+            record.pop(name, None)
     return records
 
 
@@ -102,7 +104,8 @@ def test_reporting_intervals_do_not_change_the_run(make_config):
     assert seldom["validation_loss"] == often["validation_loss"]
     steps = [(r["kind"], r["step"]) for r in lines(seldom["path"])]
     assert steps == [
-        ("validation", 0), ("train", 4), ("validation", 5), ("train", 6), ("validation", 6),
+        ("validation", 0), ("train", 4), ("validation", 5), ("train", 6), ("routing", 6),
+        ("validation", 6),
     ]  # fmt: skip
 
 
@@ -114,22 +117,12 @@ def test_the_same_seed_twice_is_equal_and_another_is_not(make_config):
 
 
 def gradients(config, corpus):
-    trainer = Trainer(
-        config,
-        corpus,
-        evaluation_windows(corpus, context=config.model.context, max_windows=1),
-        rr.training.run.RunFolder(path=Path(config.out)),
-        torch.device("cpu"),
-        rr.Listener(),
-    )
-    trainer.optimizer.step = lambda: None
-    trainer.optimizer.zero_grad = lambda **_: None
-    loss, norm = trainer._train_step(1e-3)
-    return loss, norm, [p.grad.clone() for p in trainer.model.parameters()]
+    learner = Learner(config, corpus, World(), torch.device("cpu"), torch.float32)
+    step = learner.gradients(0)
+    return step.loss, step.grad_norm, [p.grad.clone() for p in learner.model.parameters()]
 
 
-def test_accumulation_gives_equal_gradients_and_losses(make_config, cheap_corpus, tmp_path):
-    tmp_path.joinpath("run").mkdir()
+def test_accumulation_gives_equal_gradients_and_losses(make_config, cheap_corpus):
     results = {
         parts: gradients(make_config(batch_size=8, accumulation=parts), cheap_corpus)
         for parts in (1, 2, 8)
@@ -140,6 +133,32 @@ def test_accumulation_gives_equal_gradients_and_losses(make_config, cheap_corpus
         assert results[parts][1] == pytest.approx(norm, rel=1e-5)
         for a, b in zip(results[parts][2], expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+
+
+def test_accumulation_weighs_micro_batches_by_their_counted_tokens(
+    make_config, cheap_corpus, monkeypatch
+):
+    def uneven(*arguments, **options):
+        inputs, targets = training_batch(*arguments, **options)
+        targets[-1, 5:] = -100
+        targets[2] = -100
+        return inputs, targets
+
+    monkeypatch.setattr("resroute.training.learner.training_batch", uneven)
+    results = [
+        gradients(make_config(batch_size=8, accumulation=parts, clip_norm=1e9), cheap_corpus)
+        for parts in (1, 2, 8)
+    ]
+    inputs, targets = uneven(cheap_corpus, context=48, batch_size=8, seed=0, step=0)
+    torch.manual_seed(0)
+    model = rr.GPT(make_config().model)
+    _, loss = model(inputs, targets)
+    loss.backward()
+    for found, norm, grads in results:
+        assert found == pytest.approx(loss.item(), rel=1e-6)
+        assert norm == pytest.approx(results[0][1], rel=1e-5)
+        for a, b in zip(grads, model.parameters(), strict=True):
+            torch.testing.assert_close(a, b.grad, rtol=1e-4, atol=1e-7)
 
 
 def test_a_step_is_adamw_on_the_batch_of_that_step(make_config, cheap_corpus):
@@ -169,7 +188,7 @@ def test_files_of_a_run(make_config, cheap_corpus):
     summary = rr.train(config)
     run = Path(summary["path"])
     assert sorted(p.name for p in run.iterdir()) == [
-        "checkpoints", "config.json", "depth_weights.json", "env.json", "metrics.jsonl",
+        ".lock", "checkpoints", "config.json", "depth_weights.json", "env.json", "metrics.jsonl",
         "summary.json",
     ]  # fmt: skip
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step_000004", "step_000005"]
@@ -276,8 +295,9 @@ def test_events_reach_the_listener_in_order(make_config):
     seen = []
 
     class Recorder(rr.Listener):
-        def begin(self, label, step, total, floor):
-            seen.append(("begin", label, step, total, floor.exact))
+        def begin(self, run):
+            assert run.path == Path(run.config.out)
+            seen.append(("begin", run.label, run.step, run.total, run.floor.exact))
 
         def record(self, record):
             seen.append((record["kind"], record["step"]))
@@ -291,7 +311,7 @@ def test_events_reach_the_listener_in_order(make_config):
     rr.train(make_config(steps=2), listener=Recorder())
     assert seen == [
         ("begin", "WAV", 0, 2, False), ("validation", 0), ("train", 1), ("advance", 1),
-        ("train", 2), ("validation", 2), ("advance", 2), ("end", 2),
+        ("train", 2), ("routing", 2), ("validation", 2), ("advance", 2), ("end", 2),
     ]  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from resroute.data.sources import STORYWORLD, corpus_of
 from resroute.model import PRESETS
 from resroute.residual import HAARES, ResidualConfig
 from resroute.training.device import choose_device
+from resroute.training.distributed import join
+from resroute.training.track import TRACKERS, Listeners
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,34 +72,45 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train one model."""
+    """Train one model, on the processes that `torchrun` has started."""
     if options.resume and options.fresh:
         raise UserError("--resume goes on and --fresh starts over: give one of them")
     residual = residual_of(options.method, options.blocks)
-    corpus = _corpus(options)
-    model = PRESETS[options.preset](
-        options.layers,
-        vocab_size=corpus.tokenizer.vocab_size,
-        context=options.context,
-        residual=residual,
-    )
-    config = training.TrainConfig(
-        model=model,
-        data=str(corpus.path),
-        out=options.out,
-        steps=options.steps,
-        batch_size=options.batch,
-        learning_rate=options.lr,
-        warmup_steps=min(50, options.steps // 10),
-        seed=options.seed,
-        precision=options.precision,
-        device=options.device,
-    )
-    config = with_overrides(config, _overrides(options.set))
-    with Display() as display:
-        summary = training.train(
-            config, resume=options.resume, fresh=options.fresh, listener=display
+    with join(options.device) as world:
+        # made by one process for all
+        path = world.from_main(lambda: _corpus(options).path)
+        corpus = data.open_corpus(path)
+        model = PRESETS[options.preset](
+            options.layers,
+            vocab_size=corpus.tokenizer.vocab_size,
+            context=options.context,
+            residual=residual,
         )
+        config = training.TrainConfig(
+            model=model,
+            data=str(corpus.path),
+            out=options.out,
+            steps=options.steps,
+            batch_size=options.batch,
+            learning_rate=options.lr,
+            warmup_steps=min(50, options.steps // 10),
+            seed=options.seed,
+            precision=options.precision,
+            device=options.device,
+            parallel=options.parallel,
+            deterministic=options.deterministic,
+        )
+        config = with_overrides(config, _overrides(options.set))
+        trackers = [TRACKERS[name]() for name in dict.fromkeys(options.track)]
+        with Display() as display:
+            summary = training.train(
+                config,
+                resume=options.resume,
+                fresh=options.fresh,
+                listener=Listeners(display, *trackers),
+            )
+        if not world.is_main:
+            return
     console = _console()
     console.print(analysis.comparison_table([analysis.read_run(Path(summary["path"]))]))
     print(f"\n{summary['path']}")
@@ -109,7 +122,7 @@ def sample(options: argparse.Namespace) -> None:
     with warnings.catch_warnings():
         # notes on the model's shape were for its training
         warnings.simplefilter("ignore")
-        model, tokenizer, _ = training.load(options.run_folder)
+        model, tokenizer, _ = training.load(options.run_folder, best=options.best, ema=options.ema)
 
     def write(text: str) -> None:
         print(text, end="", flush=True)

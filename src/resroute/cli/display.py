@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from resroute.data import Floor
-from resroute.training import Listener
+from resroute.training import Listener, RunStart
 
 # seconds between plain lines of training, so that a log stays short
 _PLAIN_INTERVAL = 10.0
@@ -61,15 +61,19 @@ class Display(Listener):
         """Print a line above the bar."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def begin(self, label: str, step: int, total: int, floor: Floor | None) -> None:
+    def begin(self, run: RunStart) -> None:
         """Open a bar."""
-        self.label, self.total, self.latest = label, total, {}
+        self.label, self.total, self.latest = run.label, run.total, {}
         self.said = time.monotonic()
-        self.floor = floor
-        self.task = self.progress.add_task(label, completed=step, total=total, losses="")
+        self.floor = run.floor
+        self.task = self.progress.add_task(
+            run.label, completed=run.step, total=run.total, losses=""
+        )
 
     def record(self, record: dict[str, Any]) -> None:
         """Show new numbers: on a bar all, as lines every validation and now and then a loss."""
+        if record["kind"] not in ("train", "validation"):
+            return
         self.latest[record["kind"]] = record
         if self.is_live:
             if self.task is not None:

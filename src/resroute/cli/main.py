@@ -1,7 +1,9 @@
 """Entry point: runs a command and turns what goes wrong into lines and exit codes."""
 
+import argparse
 import io
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,8 +13,10 @@ import torch
 from resroute.cli.display import printable
 from resroute.cli.parser import make_parser, parse
 from resroute.config import UserError
+from resroute.training import Preempted
+from resroute.training.distributed import OtherRankError, is_main_process
 
-OK, MISTAKE, INTERRUPTED = 0, 2, 130
+OK, MISTAKE, INTERRUPTED, TERMINATED = 0, 2, 130, 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,8 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 where the command did its work; 2 for a mistake that its user can mend, or where the
-        system refused a file or memory (one or two lines on stderr); 130 where it was interrupted.
-        A bug of ours is not caught: it keeps its traceback and exits with 1.
+        system refused a file or memory (one or two lines on stderr); 130 where Ctrl-C and 143 where
+        SIGTERM stopped it, training then with a checkpoint. A bug of ours is not caught: it keeps
+        its traceback and exits with 1.
     """
     _make_streams_safe()
     options = parse(make_parser(), sys.argv[1:] if arguments is None else list(arguments))
@@ -30,11 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = _Notes()
             options.run(options)
         sys.stdout.flush()
+    except OtherRankError:
+        # the main process says it
+        return MISTAKE
     except UserError as error:
         return _mistake(str(error))
+    except Preempted as stopped:
+        if is_main_process():
+            print(f"resroute: {stopped}{_without_fresh(options)}", file=sys.stderr)
+        return TERMINATED if stopped.signal == signal.SIGTERM else INTERRUPTED
     except KeyboardInterrupt:
-        without = " (without --fresh)" if options.hint and options.fresh else ""
-        print(f"resroute: interrupted{options.hint}{without}", file=sys.stderr)
+        print(f"resroute: interrupted{_without_fresh(options)}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone; nothing more can be written there
@@ -60,6 +71,12 @@ class _Notes:
         if text not in self.said:
             self.said.add(text)
             print(f"resroute: note: {text}", file=sys.stderr)
+
+
+def _without_fresh(options: argparse.Namespace) -> str:
+    """How to go on."""
+    hint: str = options.hint
+    return f"{hint} (without --fresh)" if hint and options.fresh else hint
 
 
 def _mistake(text: str) -> int:

@@ -13,6 +13,7 @@ from resroute.cli.display import printable
 from resroute.cli.values import COUNT, LAYERS, SEED, STEPS, name, number, whole
 from resroute.config import suggestion
 from resroute.model import PRESETS
+from resroute.training.track import TRACKERS
 
 _DESCRIPTION = "Residual routing: train and compare how deep Transformers carry information."
 
@@ -154,6 +155,15 @@ def _train(group: Any) -> None:
     add("--resume", action="store_true", help="go on with an unfinished run")
     add("--fresh", action="store_true", help="start over; the old run is kept aside")
     add(
+        "--parallel", default="ddp", choices=["ddp", "fsdp"],
+        metavar="KIND", help="ddp or fsdp, under torchrun (ddp)",
+    )  # fmt: skip
+    add("--deterministic", action="store_true", help="equal bits, or an error")
+    add(
+        "--track", action="append", default=[], choices=TRACKERS,
+        metavar="NAME", help="also report to: %(choices)s",
+    )  # fmt: skip
+    add(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="other fields: residual.rho_max=1, model.dim=96, compile=true",
     )  # fmt: skip
@@ -172,6 +182,8 @@ def _sample(group: Any) -> None:
     add("--top-p", type=number, metavar="P", help="draw among those that reach probability P")
     add("--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable")
     add("--seed", type=SEED, default=0, metavar="S", help="of the draws (0)")
+    add("--best", action="store_true", help="weights of least validation loss, not the newest")
+    add("--ema", action="store_true", help="averaged weights, of a run with ema_decay")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
 
 

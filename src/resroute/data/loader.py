@@ -48,9 +48,17 @@ class EvaluationSet:
 
 
 def training_batch(
-    corpus: Corpus, *, context: int, batch_size: int, seed: int, step: int
+    corpus: Corpus,
+    *,
+    context: int,
+    batch_size: int,
+    seed: int,
+    step: int,
+    rows: slice | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Inputs and targets of one step, (B, T) int64 each, from the train split.
+
+    `rows` reads only some windows of the batch: the share of one of several processes.
 
     Window starts are uniform over the split. In an aligned corpus whose documents all fit into the
     context they are uniform over the end-of-text tokens, so that a window opens like those of
@@ -70,7 +78,7 @@ def training_batch(
         starts = ends[random.integers(len(ends), size=batch_size)]
     else:
         starts = random.integers(num_starts, size=batch_size)
-    return _windows(corpus, "train", starts, context)
+    return _windows(corpus, "train", starts if rows is None else starts[rows], context)
 
 
 def evaluation_windows(

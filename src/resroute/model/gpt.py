@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from resroute.config import UserError
 from resroute.model.attention import Attention, Cache, LayerCache, Rotation, rotation
@@ -169,6 +170,8 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
+        self.activation_checkpointing = False
+        """Keep what layers hand on and compute the rest again in the backward pass."""
         device = torch.get_default_device()
         # torch's own first draws would cost time and move the generator
         with torch.device("meta"):
@@ -188,8 +191,13 @@ class GPT(nn.Module):
         self.init_weights()
 
     @torch.no_grad()
-    def init_weights(self) -> None:
-        """Set every parameter, from torch's global generator.
+    def init_weights(self, part: str = "") -> None:
+        """Set every parameter, or those of one part, from torch's global generator.
+
+        Parts in the order of `named_children` (layers one by one) draw what the whole draws.
+
+        Args:
+            part: Name of a module below which to set parameters, such as `layers.3`.
 
         | parameter | law |
         | --- | --- |
@@ -204,7 +212,7 @@ class GPT(nn.Module):
         Policies draw nothing, so models that differ in the method alone start from equal weights.
         """
         tied = self.head is None
-        for name, module in self.named_modules():
+        for name, module in self.get_submodule(part).named_modules(prefix=part):
             if isinstance(module, nn.RMSNorm):
                 nn.init.ones_(module.weight)
             elif isinstance(module, nn.Linear):
@@ -217,7 +225,8 @@ class GPT(nn.Module):
             elif isinstance(module, nn.Embedding):
                 is_positions = name == "positions"
                 nn.init.normal_(module.weight, std=0.02 if tied or is_positions else 1.0)
-        self.policy.reset_parameters()
+        if part in ("", "policy"):
+            self.policy.reset_parameters()
 
     def forward(
         self,
@@ -302,9 +311,14 @@ class GPT(nn.Module):
             x = x + self.positions.weight[first : first + length]
         x = F.dropout(x, self.config.dropout, self.training)
         stream = self.policy.start(x)
+        recomputes = self.activation_checkpointing and cache is None and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             layer_cache = None if cache is None else cache.layers[index]
-            stream = layer(stream, self.policy, 2 * index, angles, layer_cache, first)
+            arguments = (stream, self.policy, 2 * index, angles, layer_cache, first)
+            if recomputes:
+                stream = checkpoint(layer, *arguments, use_reentrant=False)
+            else:
+                stream = layer(*arguments)
         if cache is not None:
             # last, so that a forward pass that failed leaves the cache as it was
             cache.length += length

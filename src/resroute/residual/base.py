@@ -85,6 +85,7 @@ class Policy(nn.Module, ABC, Generic[S]):
         dim: D.
         kinds: The K sublayers of one layer.
         num_sites: K * L.
+        detail_names: Names, as `weights` gives them, of the sources that are details of blocks.
     """
 
     def __init__(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> None:
@@ -93,6 +94,7 @@ class Policy(nn.Module, ABC, Generic[S]):
         self.dim = dim
         self.kinds = kinds
         self.num_sites = num_layers * len(self.kinds)
+        self.detail_names: frozenset[str] = frozenset()
         self.notes: list[str] = []
         """What the person who built the policy should know."""
 
@@ -172,6 +174,14 @@ class Policy(nn.Module, ABC, Generic[S]):
         if stream.site != site:
             raise UserError(f"the stream is at site {stream.site}; it has no weights of {site}")
         return self._weights(stream)
+
+    def source_rms(self, stream: S) -> dict[str, float]:
+        """Size of each finished source of a stream, by its name in `weights`.
+
+        The root mean square over the width, without eps and of details before matching, mean over
+        tokens. Empty for methods that do not route.
+        """
+        return {}
 
     def _expect(self, stream: S, site: int) -> None:
         if stream.site != site or not 0 <= site < self.num_sites:

@@ -104,6 +104,11 @@ class RoutedPolicy(Policy[RoutedStream]):
             )
         self._ends = {block.stop for block in blocks}
         self._slots = [self._slots_at(site, sum_name) for site in range(self.num_sites + 1)]
+        self._finished = self._slots[-1]
+        if additive:
+            self._slots[0] = self._slots[-1] = []
+        every = [slot for slots in self._slots for slot in slots]
+        self.detail_names = frozenset(slot.name for slot in every if slot.basis is not None)
         if signs is not None and not signs:
             signs = [()] * self.num_sites
         shared = SiteForm(eps=config.eps) if form is None else form
@@ -126,10 +131,15 @@ class RoutedPolicy(Policy[RoutedStream]):
         if self.gate is not None:
             nn.init.zeros_(self.gate)
 
+    def source_rms(self, stream: RoutedStream) -> dict[str, float]:
+        """Sizes of the embedding, where it is a source, and of what finished blocks gave."""
+        values = (source.value for source in stream.sources)
+        # sources hold theirs with eps
+        sizes = (inverse_rms(value, 0.0).reciprocal().mean().item() for value in values)
+        return {slot.name: size for slot, size in zip(self._finished, sizes, strict=False)}
+
     def _slots_at(self, site: int, sum_name: str) -> list[Slot]:
         """Sources of a site in the order of the stream's, finished ones first."""
-        if self.additive and site in (0, self.num_sites):
-            return []
         slots = [Slot("embedding")] if self.embedding_source else []
         names = [(sum_name, None), *((name, i) for i, name in enumerate(self.bases))]
         for index, block in enumerate(self.blocks):

@@ -1,212 +1,261 @@
-"""Checkpoints: safetensors and JSON, written whole or not at all, checked when read."""
+"""Checkpoint folders: written whole or not at all, checked byte for byte when they are read."""
 
+import hashlib
+import json
+import math
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from typing import Any, Literal
 
 from resroute.config import UserError, from_dict, to_dict
 from resroute.data import CharTokenizer
-from resroute.files import new_folder, read_json, write_json
-from resroute.model import GPT
+from resroute.files import digest, new_folder, parse_object, read_text, write_json
 from resroute.training.config import TrainConfig
+from resroute.training.distributed import World
+from resroute.training.tensors import (
+    REMEDY,
+    Groups,
+    read_gathered,
+    read_sharded,
+    shard_sizes,
+    write_gathered,
+    write_sharded,
+)
 
-FORMAT_VERSION = 1
-KEPT = 2
-# a folder of checkpoints is read from its newest on
-_REMEDY = "use another checkpoint (without this folder the one before it is taken)"
+FORMAT_VERSION = 2
+# the first had no checksums, and kept the state of a random generator that runs no longer need
+_OLDER = 1
+_OBSOLETE = frozenset({"random_state"})
 _NAME = re.compile(r"step_(\d{6,})")
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+# a vocabulary of a million symbols fits
+_LARGEST_STATE = 2**26
+
+Layout = Literal["gathered", "sharded"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """What a run needs to go on exactly, besides its configuration."""
+class Progress:
+    """What a run needs to go on exactly, besides its tensors and its configuration."""
 
     step: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    random_state: Tensor
-    """Of torch's CPU generator, which dropout draws from."""
     best_validation_loss: float | None
+    """Least validation loss so far."""
+    validation_loss: float | None
+    """Of the weights in this checkpoint, where they were evaluated."""
     seconds: float
     """Time spent on the run so far."""
+    numerics: dict[str, Any]
+    """What the bits of a result depend on besides the configuration; empty in old checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint whose files are all there and hold what was written."""
+
+    path: Path
+    progress: Progress
+    config: TrainConfig
+    tokenizer: CharTokenizer
+    layout: Layout
+
+    def read(self, templates: Groups, world: World | None = None) -> None:
+        """Fill tensors with what was saved; on several processes each fills its share.
+
+        Raises:
+            UserError: A name, shape, type or value that does not fit.
+        """
+        if self.layout == "sharded":
+            read_sharded(self.path, templates, world or World())
+        else:
+            read_gathered(self.path, templates, ignored=_OBSOLETE)
 
 
 def save(
-    folder: Path, checkpoint: Checkpoint, config: TrainConfig, tokenizer: CharTokenizer
+    folder: Path,
+    groups: Groups,
+    progress: Progress,
+    config: TrainConfig,
+    tokenizer: CharTokenizer,
+    world: World,
 ) -> Path:
-    """Write `step_000500` below a run's checkpoint folder, then drop all but the latest two."""
-    target = folder / f"step_{checkpoint.step:06d}"
-    # left by a run that went on from before it, since it was incomplete
-    shutil.rmtree(target, ignore_errors=True)
-    # safetensors wants plain, contiguous memory
-    model = {name: tensor.contiguous() for name, tensor in checkpoint.model.items()}
-    state = {**checkpoint.optimizer, "random_state": checkpoint.random_state}
-    with new_folder(target) as new:
-        for name, tensors in (("model", model), ("optimizer", state)):
-            try:
-                save_file(tensors, new / f"{name}.safetensors")
-            except SafetensorError as error:
-                raise UserError(f"{target}: cannot be written ({error}); check the disk") from None
-        write_json(
-            new / "state.json",
-            {
-                "format_version": FORMAT_VERSION,
-                "step": checkpoint.step,
-                "best_validation_loss": checkpoint.best_validation_loss,
-                "seconds": checkpoint.seconds,
-                "config": to_dict(config),
-                "tokenizer": tokenizer.to_dict(),
-            },
-        )
-    for old in _complete(folder)[:-KEPT]:
-        shutil.rmtree(old)
+    """Write `step_000500` below a run's checkpoint folder, then drop what is not kept.
+
+    Kept are the latest `config.keep` checkpoints and the one of least validation loss. Every
+    process calls it.
+
+    Raises:
+        UserError: The disk does not take it; earlier checkpoints stay as they are.
+    """
+    target = folder / f"step_{progress.step:06d}"
+    with _new_folder(target, world) as new:
+        if config.checkpoint_layout == "sharded":
+            write_sharded(new, groups)
+        else:
+            write_gathered(new if world.is_main else None, groups, world)
+        if world.is_main:
+            if config.checkpoint_layout == "sharded":
+                shard_sizes(new)
+            write_json(new / "state.json", _state(new, progress, config, tokenizer))
+    if world.is_main:
+        for old in _not_kept(folder, config.keep):
+            shutil.rmtree(old)
+    world.wait()
     return target
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint below a run's checkpoint folder."""
-    found = _complete(folder)
-    return found[-1] if found else None
+@contextmanager
+def _new_folder(target: Path, world: World) -> Iterator[Path]:
+    """The folder that all processes write into, made and put in its place by the main one."""
+    if not world.is_main:
+        yield world.from_main(Path)
+        return
+    # left by a run that went on from before it, since it was damaged
+    shutil.rmtree(target, ignore_errors=True)
+    with new_folder(target) as new:
+        world.from_main(lambda: new)
+        yield new
 
 
-def read(path: Path) -> tuple[Checkpoint, TrainConfig, CharTokenizer]:
-    """Read a checkpoint folder.
-
-    Raises:
-        UserError: A missing, damaged or unknown file, or non-finite weights.
-    """
-    remedy = _REMEDY
-    state = read_json(path / "state.json", remedy)
-    if state.get("format_version") != FORMAT_VERSION:
-        raise UserError(
-            f"{path}: format version {state.get('format_version')!r} is not {FORMAT_VERSION}; "
-            "read it with the version of resroute that wrote it"
-        )
-    try:
-        config = from_dict(TrainConfig, state["config"], where=f"{path}: config")
-        tokenizer = CharTokenizer.from_dict(state["tokenizer"])
-        step, seconds = int(state["step"]), float(state["seconds"])
-        best = state["best_validation_loss"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path / 'state.json'}: incomplete ({error}); {remedy}") from error
-    optimizer = _tensors(path / "optimizer.safetensors")
-    if "random_state" not in optimizer:
-        raise UserError(f"{path / 'optimizer.safetensors'}: no random_state; {remedy}")
-    checkpoint = Checkpoint(
-        step=step,
-        model=_tensors(path / "model.safetensors"),
-        random_state=optimizer.pop("random_state"),
-        optimizer=optimizer,
-        best_validation_loss=best,
-        seconds=seconds,
-    )
-    return checkpoint, config, tokenizer
+def _state(
+    folder: Path, progress: Progress, config: TrainConfig, tokenizer: CharTokenizer
+) -> dict[str, Any]:
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
+        for path in sorted(folder.glob("*.safetensors"))
+    }
+    state = {
+        "format_version": FORMAT_VERSION,
+        **asdict(progress),
+        "layout": config.checkpoint_layout,
+        "files": files,
+        "config": to_dict(config),
+        "tokenizer": tokenizer.to_dict(),
+    }
+    return {**state, "sha256": signature(state)}
 
 
-def load(path: str | Path) -> tuple[GPT, CharTokenizer, TrainConfig]:
-    """Load a model from a run folder (its newest checkpoint) or from a checkpoint folder.
-
-    Returns:
-        The model on the CPU in evaluation mode, its tokenizer, and the run's configuration.
-
-    Raises:
-        UserError: No complete checkpoint there, or a damaged one.
-    """
-    path = Path(path)
-    folder = path if (path / "state.json").exists() else latest(path / "checkpoints")
-    if folder is None:
-        what = "has no complete checkpoint" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {what}; name a run folder of `resroute train`")
-    checkpoint, config, tokenizer = read(folder)
-    with torch.device("meta"):
-        model = GPT(config.model)
-    model.to_empty(device="cpu")
-    load_weights(model, checkpoint.model, folder)
-    return model.eval(), tokenizer, config
+def signature(state: dict[str, Any]) -> str:
+    """SHA-256 of a `state.json` without its own, whatever its spaces and order."""
+    rest = {key: value for key, value in state.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def load_weights(model: GPT, weights: dict[str, Tensor], where: Path) -> None:
-    """Copy weights into a model of the same shape.
-
-    Raises:
-        UserError: Missing, unknown, misshapen or non-finite weights; names the first.
-    """
-    expected = model.state_dict()
-    for problem, names in (
-        ("lacks", [name for name in expected if name not in weights]),
-        ("has an unknown weight", [name for name in weights if name not in expected]),
-    ):
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UserError(f"{where} {problem} {names[0]}{more}; use another checkpoint")
-    for name, tensor in weights.items():
-        if tensor.shape != expected[name].shape:
-            raise UserError(
-                f"{where}: {name} has shape {tuple(tensor.shape)}, the configuration needs "
-                f"{tuple(expected[name].shape)}; use another checkpoint"
-            )
-        if not tensor.isfinite().all():
-            raise UserError(f"{where}: {name} has non-finite values; use an earlier checkpoint")
-    model.load_state_dict(weights)
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """State of an optimizer with named groups, by `<parameter>|<field>`."""
-    tensors = {}
-    for group in optimizer.param_groups:
-        for name, parameter in zip(group["names"], group["params"], strict=True):
-            for field, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{name}|{field}"] = value.contiguous()
-    return tensors
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], where: Path
-) -> None:
-    """Put state from `optimizer_tensors` back.
-
-    Raises:
-        UserError: State of a parameter is missing, unknown or of another shape.
-    """
-    left = dict(tensors)
-    for group in optimizer.param_groups:
-        for name, parameter in zip(group["names"], group["params"], strict=True):
-            state: dict[str, Any] = {}
-            for field in ("step", "exp_avg", "exp_avg_sq"):
-                value = left.pop(f"{name}|{field}", None)
-                shape = torch.Size() if field == "step" else parameter.shape
-                if value is None or value.shape != shape:
-                    raise UserError(
-                        f"{where}: the optimizer's {field} of {name} is missing or misshapen; "
-                        "use another checkpoint"
-                    )
-                state[field] = value.to(parameter.device)
-            optimizer.state[parameter] = state
-    if left:
-        raise UserError(f"{where}: unknown optimizer state {next(iter(left))}")
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else "damaged or truncated"
-        raise UserError(f"{path}: {reason}; {_REMEDY}") from error
-    return tensors
-
-
-def _complete(folder: Path) -> list[Path]:
+def candidates(folder: Path) -> list[Path]:
+    """Checkpoint folders below a run's, newest first; they may be damaged."""
     found = []
     for path in folder.glob("step_*"):
         match = _NAME.fullmatch(path.name)
-        if match and all((path / name).is_file() for name in _FILES):
+        if match and (path / "state.json").is_file():
             found.append((int(match[1]), path))
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def best(folder: Path) -> Path | None:
+    """The checkpoint of least validation loss among those of a run that were evaluated."""
+    losses = []
+    for path in candidates(folder):
+        try:
+            loss = _read_state(path).get("validation_loss")
+        except UserError:
+            continue
+        if isinstance(loss, float) and math.isfinite(loss):
+            losses.append((loss, path.name, path))
+    return min(losses)[2] if losses else None
+
+
+def _not_kept(folder: Path, keep: int) -> list[Path]:
+    best_path = best(folder)
+    return [path for path in candidates(folder)[keep:] if path != best_path]
+
+
+def open_checkpoint(path: Path, *, checks_files: bool = True) -> Saved:
+    """Read what a checkpoint folder says of itself and check its files against it.
+
+    Args:
+        path: The folder.
+        checks_files: Whether to compare every byte with its checksum, as is done first of all;
+            of several processes one is enough.
+
+    Raises:
+        UserError: A missing, damaged or unknown file.
+    """
+    state = _read_state(path)
+    version = state.get("format_version")
+    if version not in (FORMAT_VERSION, _OLDER):
+        raise UserError(
+            f"{path}: format version {version!r} is not {FORMAT_VERSION}; read it with the "
+            "version of resroute that wrote it"
+        )
+    file = path / "state.json"
+    if version == FORMAT_VERSION and state.get("sha256") != signature(state):
+        raise UserError(f"{file}: was changed after it was written; {REMEDY}")
+    try:
+        saved = _saved(path, state)
+        if version == FORMAT_VERSION and checks_files:
+            _check_files(path, state["files"], saved.layout)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file}: incomplete ({error}); {REMEDY}") from error
+    return saved
+
+
+def _saved(path: Path, state: dict[str, Any]) -> Saved:
+    layout = state.get("layout", "gathered")
+    if layout not in ("gathered", "sharded"):
+        raise ValueError(f"layout {layout!r}")
+    return Saved(
+        path=path,
+        progress=Progress(
+            step=int(state["step"]),
+            best_validation_loss=_number(state["best_validation_loss"]),
+            validation_loss=_number(state.get("validation_loss")),
+            seconds=float(state["seconds"]),
+            numerics=dict(state.get("numerics", {})),
+        ),
+        config=from_dict(TrainConfig, state["config"], where=f"{path}: config"),
+        tokenizer=CharTokenizer.from_dict(state["tokenizer"]),
+        layout=layout,
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    file = path / "state.json"
+    if file.is_file() and file.stat().st_size > _LARGEST_STATE:
+        raise UserError(f"{file}: longer than any that was written; {REMEDY}")
+    return parse_object(read_text(file, REMEDY), str(file), REMEDY)
+
+
+def _check_files(path: Path, files: dict[str, Any], layout: Layout) -> None:
+    """Compare each file with its size and checksum.
+
+    Raises:
+        UserError: Another name than checkpoints have, or a missing or changed file.
+    """
+    for name, about in files.items():
+        is_known = _SHARD.fullmatch(name) or name.removesuffix(".safetensors").isalpha()
+        # names come from the file: one that leads elsewhere is not followed
+        if not is_known or (path / name).is_symlink():
+            raise UserError(f"{path}: names an unknown file {name[:200]!r}; {REMEDY}")
+        file = path / name
+        try:
+            size = file.stat().st_size
+            is_whole = size == about["bytes"] and digest(file) == about["sha256"]
+        except FileNotFoundError:
+            raise UserError(f"{file}: missing; {REMEDY}") from None
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror}); {REMEDY}") from None
+        if not is_whole:
+            what = "truncated" if size < about["bytes"] else "damaged"
+            raise UserError(f"{file}: {what}; {REMEDY}")
+    if layout == "sharded" and {p.name for p in path.glob("*.safetensors")} - files.keys():
+        raise UserError(f"{path}: has shards of something else; {REMEDY}")

@@ -4,18 +4,27 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from resroute.config import UserError, fingerprint, to_dict
+from resroute.config import UserError, fingerprint, from_defaults, to_dict
 from resroute.model import GPTConfig
 
-# where a run reads and writes and how often it reports does not change what it computes
+# where a run computes, reads and writes, and how often it reports, does not change what it
+# computes but by rounding
 _NOT_IDENTITY = (
     "data",
     "out",
     "device",
     "backend",
+    "accumulation",
+    "activation_checkpointing",
+    "parallel",
+    "deterministic",
     "log_every",
+    "observe_every",
     "evaluate_every",
     "checkpoint_every",
+    "checkpoint_layout",
+    "keep",
+    "peak_flops",
 )
 
 # more than any machine does; keeps numbers within those of torch and numpy
@@ -36,7 +45,7 @@ class TrainConfig:
     batch_size: int = 8
     """Windows a step, over all its micro-batches."""
     accumulation: int = 1
-    """Micro-batches a step; divides `batch_size`."""
+    """Micro-batches a step on each process; times the processes it divides `batch_size`."""
     learning_rate: float = 1e-3
     """Peak of the schedule: linear warm-up, then a cosine."""
     final_learning_rate: float = 0.1
@@ -55,8 +64,18 @@ class TrainConfig:
     evaluation_windows: int = 64
     """Most windows of the validation split that an evaluation reads."""
     log_every: int = 10
+    """Steps between lines of the training loss."""
+    observe_every: int = 50
+    """Steps between looks at the routing, on one window: weights of sources, RMS of updates."""
     checkpoint_every: int = 100
     """Steps between checkpoints; the last step always gets one."""
+    keep: int = 2
+    """Latest checkpoints that are kept, besides the one of least validation loss."""
+    checkpoint_layout: Literal["gathered", "sharded"] = "gathered"
+    """One file for the weights and one for the optimizer, or a file for each process. Either can
+    be resumed on any number of processes."""
+    ema_decay: float | None = None
+    """Also keep an average of the weights, which forgets by this factor a step."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """bfloat16 is autocast; auto takes it on GPUs and on CPUs with AMX."""
     device: str = "auto"
@@ -65,11 +84,21 @@ class TrainConfig:
     """Who computes the depth routing, see `resroute.backend`; auto takes the fastest that can."""
     compile: bool = False
     """Compile sublayers with torch.compile."""
+    activation_checkpointing: bool = False
+    """Keep what layers hand on and compute the rest again in the backward pass: less memory, about
+    a third more time."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """On several processes (`torchrun`): a whole model on each, or a share of every parameter."""
+    deterministic: bool = False
+    """Let torch take deterministic algorithms alone, and refuse to go on where the bits would
+    differ: another number of threads or processes, torch or device."""
+    peak_flops: float | None = None
+    """Of one device, in FLOP/s, for model FLOP utilisation; None measures a matrix product."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulation", "evaluation_windows"):
             self._within(name, 1, _MOST)
-        for name in ("evaluate_every", "log_every", "checkpoint_every"):
+        for name in ("evaluate_every", "log_every", "observe_every", "checkpoint_every", "keep"):
             self._within(name, 1, _MOST)
         for name in ("steps", "warmup_steps", "weight_decay"):
             self._within(name, 0, _MOST)
@@ -79,12 +108,14 @@ class TrainConfig:
                 f"batch_size must be divisible by accumulation, got {self.batch_size} and "
                 f"{self.accumulation}"
             )
-        for name in ("learning_rate", "clip_norm"):
+        for name in ("learning_rate", "clip_norm", "peak_flops"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"{name} must be a finite number above 0, got {value}")
-        for name in ("final_learning_rate", "beta1", "beta2"):
+        for name in ("final_learning_rate", "beta1", "beta2", "ema_decay"):
             value = getattr(self, name)
+            if value is None:
+                continue
             if not 0 <= value <= 1 or (value == 1 and name != "final_learning_rate"):
                 raise UserError(f"{name} must lie between 0 and 1, got {value}")
 
@@ -101,5 +132,8 @@ class TrainConfig:
     def run_name(self, corpus_fingerprint: str) -> str:
         """`<method>-L<layers>-s<seed>-<fingerprint>`."""
         method = self.model.residual.type_name.replace("_", "-")
-        digits = fingerprint(self.identity(corpus_fingerprint))
+        # without what is at its default, so that fields of later versions change no name
+        fields = from_defaults(self)
+        named = {k: v for k, v in fields.items() if k not in _NOT_IDENTITY}
+        digits = fingerprint({**named, "corpus": corpus_fingerprint})
         return f"{method}-L{self.model.num_layers}-s{self.seed}-{digits}"

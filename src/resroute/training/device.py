@@ -6,6 +6,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,25 @@ import torch
 
 from resroute.config import UserError, suggestion
 from resroute.model.projection import has_matrix_tiles
+from resroute.training.config import TrainConfig
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device of a name; `auto` takes CUDA, then MPS, then the CPU.
+
+    Of several processes on a machine each takes the CUDA device of its `local_rank`.
 
     Raises:
         UserError: A device that torch does not know or this machine does not have.
     """
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
-        return torch.device(next((kind for kind, there in has.items() if there), "cpu"))
+        name = next((kind for kind, there in has.items() if there), "cpu")
+        if local_rank is not None and name == "mps":
+            # one device cannot be shared
+            name = "cpu"
+    if local_rank is not None and name == "cuda":
+        name = f"cuda:{local_rank}"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -60,6 +70,51 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu" and has_matrix_tiles():
         return torch.bfloat16
     return torch.float32
+
+
+@contextmanager
+def deterministic_algorithms(device: torch.device) -> Iterator[None]:
+    """Let torch take deterministic algorithms alone.
+
+    Raises:
+        UserError: A device where that cannot be promised.
+    """
+    if device.type == "mps":
+        raise UserError("deterministic is not to be had on mps; use --device cpu, or leave it out")
+    setting = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if device.type == "cuda" and setting not in (":4096:8", ":16:8"):
+        raise UserError(
+            "deterministic on CUDA needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment of "
+            "the command"
+        )
+    former = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(former, warn_only=only_warned)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def numerics(
+    config: TrainConfig, device: torch.device, precision: torch.dtype, routing: str, processes: int
+) -> dict[str, Any]:
+    """What the bits of a run depend on besides its configuration."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "device": f"{device.type} {name}",
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "parallel": config.parallel if processes > 1 else "none",
+        "accumulation": config.accumulation,
+        "precision": str(precision).removeprefix("torch."),
+        "backend": routing,
+        "compile": config.compile,
+        "torch": torch.__version__,
+    }
 
 
 def keep_freed_memory() -> None:

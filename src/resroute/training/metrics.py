@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,25 @@ import torch
 
 from resroute.config import UserError
 from resroute.data import Floor
-from resroute.files import read_json_lines, write_text
+from resroute.files import flush, read_json_lines, write_text
+from resroute.training.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """A run that starts, or goes on."""
+
+    path: Path
+    """Its folder."""
+    label: str
+    """The method's name."""
+    step: int
+    """Steps taken before."""
+    total: int
+    """Steps of the whole run."""
+    floor: Floor | None
+    """The least loss that any model can reach, where the corpus knows it."""
+    config: TrainConfig
 
 
 class Listener:
@@ -21,11 +40,8 @@ class Listener:
     def message(self, text: str) -> None:
         """A line that a person should read."""
 
-    def begin(self, label: str, step: int, total: int, floor: Floor | None) -> None:
-        """A run starts, or goes on, after `step` of `total` steps.
-
-        `floor` is the least loss that any model can reach, where the corpus knows it.
-        """
+    def begin(self, run: RunStart) -> None:
+        """A run starts, or goes on."""
 
     def record(self, record: dict[str, Any]) -> None:
         """A line of metrics.jsonl was written."""
@@ -44,9 +60,23 @@ class MetricsFile:
         self.path = path
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a line."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+        """Add a line.
+
+        Raises:
+            UserError: The disk does not take it.
+        """
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_line(record))
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be written ({error.strerror}); check the disk"
+            ) from None
+
+    def flush(self) -> None:
+        """Wait until every line is on the disk."""
+        if self.path.exists():
+            flush(self.path)
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines; a torn last line, as a kill leaves it, is left out."""

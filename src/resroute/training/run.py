@@ -4,14 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from resroute.config import UserError, differences, from_dict, to_dict
 from resroute.data import Corpus
-from resroute.files import read_json, write_json
+from resroute.files import read_json, remove_leftovers, write_json
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
 from resroute.training.metrics import MetricsFile
 
 FORMAT_VERSION = 1
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,37 +57,91 @@ class RunFolder:
         return summary
 
 
-def claim(config: TrainConfig, corpus: Corpus, *, resume: bool, fresh: bool) -> RunFolder:
+class RunLock:
+    """Keeps a second run out of a folder; the system opens it again however the holder ends."""
+
+    def __init__(self) -> None:
+        self.warning: str | None = None
+        """Said where the file system has no locks."""
+        self._held: FileLock | None = None
+
+    def take(self, path: Path) -> None:
+        """Lock a run folder, which exists.
+
+        Raises:
+            UserError: Another process has it.
+        """
+        self.release()
+        lock = FileLock(path / _LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(
+                f"{path} is in use by another run; wait for it, or give another folder with --out"
+            ) from None
+        except NotImplementedError:
+            self.warning = f"{path}: no locks on this file system; start no second run there"
+            return
+        self._held = lock
+
+    def release(self) -> None:
+        """Open it again."""
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def claim(
+    config: TrainConfig, corpus: Corpus, lock: RunLock, *, resume: bool, fresh: bool
+) -> RunFolder:
     """Find or make the folder of a run, without ever overwriting another's.
 
     A finished run of the same configuration is handed back as it is; its `summary` is not None.
+    Any other is locked.
 
     Raises:
         UserError: The folder is something else, belongs to another configuration, corpus or
-            vocabulary, or holds an unfinished run and neither `resume` nor `fresh` is set.
+            vocabulary, is in use, or holds an unfinished run and neither `resume` nor `fresh` is
+            set.
     """
     path = Path(config.out or Path("runs/train") / config.run_name(corpus.fingerprint))
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; give another folder with --out")
-    occupied = path.is_dir() and any(path.iterdir())
+    occupied = path.is_dir() and any(child.name != _LOCK for child in path.iterdir())
     if occupied and not (path / "config.json").is_file():
         raise UserError(f"{path} exists and is not a run folder; give another one with --out")
     moved = None
     if occupied and fresh:
+        lock.take(path)
+        # closed first: Windows renames no folder with an open file
+        lock.release()
         moved = path.rename(_unused(path))
         occupied = False
     run = RunFolder(path=path, moved=moved)
     if occupied:
         _check_same(run, config, corpus)
-        if run.summary() is None and not resume:
-            newest = checkpoint.latest(run.checkpoints)
+        if run.summary() is not None:
+            return run
+        lock.take(path)
+        if not resume:
+            newest = next(iter(checkpoint.candidates(run.checkpoints)), None)
             at = f"after {newest.name}" if newest else "before its first checkpoint"
             raise UserError(
                 f"{path} holds an unfinished run, stopped {at}; --resume goes on, --fresh starts "
                 "over (the old folder is kept under another name)"
             )
+        # of writes that a kill has cut off
+        remove_leftovers(path)
+        remove_leftovers(run.checkpoints)
         return run
     path.mkdir(parents=True, exist_ok=True)
+    lock.take(path)
     described = {"name": corpus.name, "fingerprint": corpus.fingerprint}
     write_json(
         path / "config.json",

@@ -1,0 +1,234 @@
+"""Several processes: who they are, what they agree on, and how a model is spread over them.
+
+Processes are started by `torchrun`, which tells each its rank by environment variables.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from resroute.config import UserError
+from resroute.model import GPT, GPTConfig
+
+T = TypeVar("T")
+
+
+class OtherRankError(UserError):
+    """A mistake that the main process has met and says; the others stop without a word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The processes of a run; a single one is a world of its own.
+
+    Attributes:
+        rank: This process, from 0.
+        size: Number of processes.
+        local_rank: This process among those of its machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and reports."""
+        return self.rank == 0
+
+    def total(self, *values: float) -> list[float]:
+        """Sums over all processes, in float64; on one process the values themselves."""
+        if self.size == 1:
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        totals: list[float] = sums.tolist()
+        return totals
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """What `make` returns on the main process, handed to all; so is a `UserError` of it."""
+        if self.size == 1:
+            return make()
+        box: list[Any] = [None, None]
+        failure: UserError | None = None
+        if self.is_main:
+            try:
+                box[0] = make()
+            except UserError as error:
+                failure = error
+                box[1] = str(error)
+        dist.broadcast_object_list(box, src=0)
+        if failure is not None:
+            raise failure
+        if box[1] is not None:
+            raise OtherRankError(box[1])
+        value: T = box[0]
+        return value
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join(device: str) -> Iterator[World]:
+    """The world that this process belongs to: that of `torchrun`, or itself alone.
+
+    A process group that is there already is used and left alone.
+
+    Args:
+        device: What the run's `device` says; decides who carries the messages.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if dist.is_available() and dist.is_initialized():
+        yield World(dist.get_rank(), dist.get_world_size(), _local_rank())
+        return
+    if size == 1:
+        yield World()
+        return
+    on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if on_cuda:
+        torch.cuda.set_device(_local_rank())
+    # small sums and objects go over gloo: they need no GPU
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), _local_rank())
+    finally:
+        dist.destroy_process_group()
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one that reports, as far as its environment tells."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+class Spread:
+    """A model on the processes of a world.
+
+    `ddp` keeps a whole copy on each process and sums gradients. `fsdp` (FSDP2) keeps a share of
+    every parameter: the matrices of a layer are one unit, gathered where the layer computes, in
+    bfloat16 where the run computes in it; the embedding is another; the policy's parameters, the
+    norms and the head are one unit in float32, gathered once for a step.
+
+    Attributes:
+        model: The model itself; its parameters are what the optimizer holds.
+        forward: Called in its stead.
+    """
+
+    def __init__(
+        self, config: GPTConfig, world: World, device: torch.device, kind: str, dtype: torch.dtype
+    ) -> None:
+        self.world = world
+        self.kind = kind if world.size > 1 else "none"
+        if self.kind == "fsdp":
+            self.model = _sharded(config, world, device, dtype)
+        else:
+            self.model = GPT(config).to(device)
+        self.forward: nn.Module = self.model
+        if self.kind == "ddp":
+            self.forward = DistributedDataParallel(
+                self.model,
+                device_ids=[device] if device.type == "cuda" else None,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
+
+    def accumulating(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Around one micro-batch: gradients are exchanged after the last alone."""
+        if self.kind == "ddp" and not is_last:
+            assert isinstance(self.forward, DistributedDataParallel)
+            quiet: AbstractContextManager[None] = self.forward.no_sync()
+            return quiet
+        if self.kind == "fsdp":
+            assert isinstance(self.model, FSDPModule)
+            self.model.set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+    def settle(self) -> None:
+        """Let every parameter be this process's share again after a forward pass on its own."""
+        for module in self.model.modules() if self.kind == "fsdp" else ():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def _sharded(config: GPTConfig, world: World, device: torch.device, dtype: torch.dtype) -> GPT:
+    """A model by FSDP2, from the weights that `GPT(config)` draws.
+
+    Built on no device; each layer gets its weights and is sharded before the next gets any, so
+    that no process holds the whole model.
+    """
+    with torch.device("meta"):
+        model = GPT(config)
+    mesh = init_device_mesh(device.type, (world.size,))
+    narrow = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    # the order in which init_weights draws
+    for name, part in model.named_children():
+        for inner, layer in part.named_children() if name == "layers" else [("", part)]:
+            prefix = f"{name}.{inner}" if inner else name
+            _materialise(model, prefix, layer, device)
+            matrices: list[nn.Module] = [m for m in layer.modules() if isinstance(m, nn.Linear)]
+            if name == "layers":
+                fully_shard(matrices, mesh=mesh, mp_policy=narrow)
+    if model.head is not None:
+        fully_shard(model.embedding, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _materialise(model: GPT, prefix: str, part: nn.Module, device: torch.device) -> None:
+    # weights are drawn on the CPU, like those of a model that is not sharded
+    part.to_empty(device="cpu")
+    model.init_weights(prefix)
+    part.to(device)
+
+
+def whole(tensor: Tensor, *, wanted: bool) -> Tensor | None:
+    """All of a tensor on the CPU, gathered where it is sharded; None where it is not `wanted`.
+
+    Every process must ask; one that does not want it still sends its share.
+    """
+    from torch.distributed.tensor import DTensor
+
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu().contiguous() if wanted else None
+
+
+def put(target: Tensor, value: Tensor) -> None:
+    """Copy a whole tensor into a target, or this process's share of it where that is sharded."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    with torch.no_grad():
+        if not isinstance(target, DTensor):
+            target.copy_(value)
+            return
+        local = target.to_local()
+        # every process has the whole value: nothing is sent
+        share = distribute_tensor(
+            value.to(local.device), target.device_mesh, target.placements, src_data_rank=None
+        )
+        local.copy_(share.to_local())
+
+
+def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """This process's share of each tensor; whole ones as they are."""
+    from torch.distributed.tensor import DTensor
+
+    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]

@@ -1,0 +1,119 @@
+"""From a configuration to a finished run: what is checked first, and who may write."""
+
+import contextlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from resroute import ops
+from resroute.config import UserError
+from resroute.data import Corpus, EvaluationSet, evaluation_windows, open_corpus, training_batch
+from resroute.model import GPT
+from resroute.training.config import TrainConfig
+from resroute.training.device import choose_device, deterministic_algorithms
+from resroute.training.distributed import World, join
+from resroute.training.metrics import Listener
+from resroute.training.preemption import StopRequest
+from resroute.training.run import RunLock, claim
+from resroute.training.trainer import Trainer
+
+
+def train(
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    fresh: bool = False,
+    stop_at: int | None = None,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train a model and write its run folder; a finished run of the same configuration is reused.
+
+    Under `torchrun` every process calls it with the same arguments; the main one writes and
+    reports. While it runs, SIGTERM and Ctrl-C finish the step, save, and raise `Preempted`.
+
+    Args:
+        config: Everything about the run.
+        resume: Go on from the newest good checkpoint of an unfinished run; exact on the CPU.
+        fresh: Start over; an existing run folder is kept under another name.
+        stop_at: Leave the run unfinished after this step, with a checkpoint: for jobs of limited
+            time.
+        listener: Told what happens.
+
+    Returns:
+        The run's summary, with its folder under `path`; it has no `validation_loss` where
+        `stop_at` left it unfinished.
+
+    Raises:
+        UserError: A configuration that does not fit the corpus, this machine or the run folder,
+            a folder in use by another run, or a loss or gradient that is no longer finite.
+        Preempted: The system asked to stop; the checkpoint is written.
+    """
+    if stop_at is not None and stop_at < 0:
+        raise UserError(f"stop_at must be at least 0, got {stop_at}")
+    with join(config.device) as world, RunLock() as lock:
+        listener = listener if listener is not None and world.is_main else Listener()
+        return _train(config, world, lock, listener, resume=resume, fresh=fresh, stop_at=stop_at)
+
+
+def _train(
+    config: TrainConfig,
+    world: World,
+    lock: RunLock,
+    listener: Listener,
+    *,
+    resume: bool,
+    fresh: bool,
+    stop_at: int | None,
+) -> dict[str, Any]:
+    corpus = open_corpus(Path(config.data))
+    device = choose_device(config.device, world.local_rank if world.size > 1 else None)
+    evaluation = _require_fit(config, corpus, world, device)
+    run = world.from_main(lambda: claim(config, corpus, lock, resume=resume, fresh=fresh))
+    if run.moved is not None:
+        listener.message(f"the old run is kept as {run.moved}")
+    if lock.warning is not None:
+        listener.message(lock.warning)
+    summary = world.from_main(run.summary)
+    if summary is not None:
+        listener.message(f"{run.path} is finished: reused (--fresh trains again)")
+        return {**summary, "path": str(run.path)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ops.backend(config.backend))
+        if config.deterministic:
+            stack.enter_context(deterministic_algorithms(device))
+        request = StopRequest()
+        stack.enter_context(request.listening())
+        trainer = Trainer(config, corpus, evaluation, run, device, listener, world, request)
+        return trainer.fit(stop_at)
+
+
+def _require_fit(
+    config: TrainConfig, corpus: Corpus, world: World, device: torch.device
+) -> EvaluationSet:
+    """Raise, before anything is written, what the corpus, the machine or the model would raise."""
+    if config.model.vocab_size != corpus.tokenizer.vocab_size:
+        raise UserError(
+            f"the model's vocab_size is {config.model.vocab_size}, but {config.data} has "
+            f"{corpus.tokenizer.vocab_size} symbols"
+        )
+    parts = config.accumulation * world.size
+    if config.batch_size % parts:
+        raise UserError(
+            f"batch_size {config.batch_size} must be divisible by {world.size} processes times "
+            f"accumulation {config.accumulation}"
+        )
+    if config.compile and config.parallel == "fsdp" and world.size > 1:
+        raise UserError("compile does not go with parallel=fsdp: use ddp or compile=false")
+    evaluation = evaluation_windows(
+        corpus, context=config.model.context, max_windows=config.evaluation_windows
+    )
+    training_batch(corpus, context=config.model.context, batch_size=1, seed=config.seed, step=0)
+    # its warnings come when it is built
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        GPT(config.model)
+    with ops.backend(config.backend):
+        ops.choose(device, torch.float32, config.model.dim)
+    return evaluation

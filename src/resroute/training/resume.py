@@ -1,0 +1,101 @@
+"""Going on: which checkpoint is good, and putting it back."""
+
+from pathlib import Path
+from typing import Any
+
+from resroute.config import UserError
+from resroute.data import Corpus
+from resroute.training import checkpoint
+from resroute.training.config import TrainConfig
+from resroute.training.distributed import World
+from resroute.training.learner import Learner
+from resroute.training.metrics import Listener
+from resroute.training.run import RunFolder
+
+
+def resume_from(
+    run: RunFolder,
+    learner: Learner,
+    config: TrainConfig,
+    corpus: Corpus,
+    numerics: dict[str, Any],
+    world: World,
+    listener: Listener,
+) -> checkpoint.Progress | None:
+    """Put the newest good checkpoint of a run into a learner.
+
+    Damaged ones are told of, and kept under another name.
+
+    Returns:
+        How far it is; None where the run has no checkpoint.
+
+    Raises:
+        UserError: No checkpoint is good, the newest good one has another vocabulary, or a
+            deterministic run would go on with other bits.
+    """
+    paths = world.from_main(lambda: checkpoint.candidates(run.checkpoints))
+    damaged: list[Path] = []
+    problem = ""
+    for path in paths:
+        try:
+            saved = _read(path, learner, world)
+        except UserError as error:
+            problem = str(error)
+            listener.message(f"{problem}: going back" if path != paths[-1] else problem)
+            damaged.append(path)
+            continue
+        if saved.tokenizer != corpus.tokenizer:
+            raise UserError(f"{path} has another vocabulary than {config.data}")
+        _require_same_numerics(path, saved.progress.numerics, numerics, config)
+        if world.is_main:
+            for bad in damaged:
+                listener.message(f"kept as {_set_aside(bad)}")
+        listener.message(f"resumed from {path}")
+        return saved.progress
+    if paths:
+        raise UserError(f"{run.path}: none of its {len(paths)} checkpoints can be used\n{problem}")
+    if world.is_main and run.metrics.read():
+        listener.message("no checkpoint yet: starting from step 0")
+    return None
+
+
+def _read(path: Path, learner: Learner, world: World) -> checkpoint.Saved:
+    """Read a checkpoint on every process, or on none."""
+    failure = ""
+    saved = None
+    try:
+        # one process checks every byte for all
+        world.from_main(lambda: checkpoint.open_checkpoint(path) and None)
+        saved = checkpoint.open_checkpoint(path, checks_files=False)
+        saved.read(learner.state(), world)
+    except UserError as error:
+        failure = str(error)
+    failed = world.total(float(bool(failure)))[0]
+    if failed or saved is None:
+        raise UserError(failure or f"{path}: {failed:.0f} processes cannot read it")
+    return saved
+
+
+def _require_same_numerics(
+    path: Path, theirs: dict[str, Any], ours: dict[str, Any], config: TrainConfig
+) -> None:
+    if not config.deterministic or not theirs:
+        return
+    named = [
+        f"{name} ({theirs.get(name)} there, {ours[name]} here)"
+        for name in ours
+        if theirs.get(name) != ours[name]
+    ]
+    if named:
+        raise UserError(
+            f"{path}: a deterministic run cannot go on to the bit, since it differs in "
+            f"{', '.join(named[:3])}\nleave out --deterministic to go on all the same"
+        )
+
+
+def _set_aside(path: Path) -> Path:
+    """Give a damaged checkpoint a name that is not looked for."""
+    number = 1
+    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return path.rename(kept)

@@ -1,0 +1,199 @@
+"""Tensors of a checkpoint on the disk: safetensors, gathered into whole files or in shards.
+
+Nothing here is ever unpickled. A template is a tensor of the running model, its optimizer or its
+average; what is read must have its name, shape and type, and goes straight into it.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from resroute.config import UserError
+from resroute.training.distributed import World, local_parts, put, whole
+
+Group = dict[str, Tensor]
+Groups = dict[str, Group]
+"""`model`, `optimizer` and, where a run averages its weights, `ema`; each by name."""
+
+REMEDY = "use another checkpoint"
+
+
+def write_gathered(folder: Path | None, groups: Groups, world: World) -> None:
+    """Write each group to `<group>.safetensors`; `folder` is the main process's, others give None.
+
+    Raises:
+        UserError: The disk does not take a file.
+    """
+    for group, tensors in groups.items():
+        wholes = {name: whole(tensor, wanted=world.is_main) for name, tensor in tensors.items()}
+        if folder is None:
+            continue
+        kept = {name: tensor for name, tensor in wholes.items() if tensor is not None}
+        with _said_plainly(folder):
+            save_file(kept, folder / f"{group}.safetensors")
+
+
+def write_sharded(folder: Path, groups: Groups) -> None:
+    """Write what this process holds, by torch's distributed checkpoint in its safetensors form.
+
+    Every process calls it with the same folder.
+
+    Raises:
+        UserError: A disk does not take a file, or torch is too old for this form.
+    """
+    from torch.distributed.checkpoint import state_dict_saver
+
+    try:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    except (ImportError, TypeError):
+        raise UserError(
+            f"torch {torch.__version__} does not write sharded safetensors; use "
+            "checkpoint_layout=gathered"
+        ) from None
+    with _said_plainly(folder):
+        state_dict_saver.save(_joined(groups), storage_writer=writer)
+
+
+def read_gathered(folder: Path, templates: Groups, *, ignored: frozenset[str]) -> None:
+    """Fill templates from files that `write_gathered` wrote.
+
+    Args:
+        folder: The checkpoint.
+        templates: Filled; the groups that are wanted, with all names of each.
+        ignored: Names that older files have and nobody needs.
+
+    Raises:
+        UserError: A missing or damaged file, or a name, shape, type or value that does not fit.
+    """
+    for group, wanted in templates.items():
+        path = folder / f"{group}.safetensors"
+        with _readable(path), safe_open(path, framework="pt") as file:
+            found = {name for name in file.keys() if name not in ignored}  # noqa: SIM118
+            _require_names(path, found, wanted)
+            for name, template in wanted.items():
+                value = file.get_tensor(name)
+                _require_fit(path, name, template, tuple(value.shape), value.dtype)
+                _require_finite(path, name, value)
+                put(template, value)
+
+
+def read_sharded(folder: Path, templates: Groups, world: World) -> None:
+    """Fill templates from files that `write_sharded` wrote, on any number of processes.
+
+    Raises:
+        UserError: As `read_gathered`.
+    """
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    sizes = shard_sizes(folder)
+    for group, wanted in templates.items():
+        of_group = {n.removeprefix(f"{group}:") for n in sizes if n.startswith(f"{group}:")}
+        _require_names(folder, of_group, wanted)
+        for name, template in wanted.items():
+            _require_fit(folder, name, template, *sizes[f"{group}:{name}"])
+    joined = _joined(templates)
+    with _readable(folder):
+        state_dict_loader.load(
+            joined,
+            storage_reader=HuggingFaceStorageReader(str(folder)),
+            no_dist=world.size == 1,
+        )
+    is_bad = [not bool(part.isfinite().all()) for part in local_parts(list(joined.values()))]
+    if world.total(float(any(is_bad)))[0]:
+        raise UserError(f"{folder}: has non-finite values; use an earlier checkpoint")
+
+
+def shard_sizes(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of every tensor in the shards of a folder.
+
+    Raises:
+        UserError: A damaged file, or shards that do not add up to whole tensors.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    with _readable(folder):
+        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        sizes = {}
+        for name, about in found.items():
+            assert isinstance(about, TensorStorageMetadata)
+            held = sum(chunk.sizes.numel() for chunk in about.chunks)
+            if held != about.size.numel():
+                raise UserError(
+                    f"{folder}: shards of {name} are missing; sharded checkpoints need a folder "
+                    "that all processes share"
+                )
+            sizes[name] = (tuple(about.size), about.properties.dtype)
+    return sizes
+
+
+def _joined(groups: Groups) -> Group:
+    return {f"{g}:{name}": tensor for g, group in groups.items() for name, tensor in group.items()}
+
+
+def _require_names(where: Path, found: set[str], wanted: Group) -> None:
+    for problem, names in (
+        ("lacks", [name for name in wanted if name not in found]),
+        ("has an unknown tensor", sorted(name for name in found if name not in wanted)),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(f"{where} {problem} {names[0][:200]}{more}; {REMEDY}")
+
+
+def _require_fit(
+    where: Path, name: str, template: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    if shape != tuple(template.shape):
+        raise UserError(
+            f"{where}: {name} has shape {shape}, the configuration needs "
+            f"{tuple(template.shape)}; {REMEDY}"
+        )
+    if dtype != template.dtype:
+        raise UserError(
+            f"{where}: {name} is {dtype}, the configuration needs {template.dtype}; {REMEDY}"
+        )
+
+
+def _require_finite(where: Path, name: str, value: Tensor) -> None:
+    if not value.isfinite().all():
+        raise UserError(f"{where}: {name} has non-finite values; use an earlier checkpoint")
+
+
+@contextmanager
+def _said_plainly(folder: Path) -> Iterator[None]:
+    """Turn what writers raise into one line."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except (OSError, SafetensorError, CheckpointException) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError(f"{folder}: cannot be written ({reason}); check the disk") from None
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what readers raise about a damaged file into one line."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; {REMEDY}") from None
+    except (
+        OSError, SafetensorError, CheckpointException, KeyError, TypeError, ValueError,
+        json.JSONDecodeError, RecursionError,
+    ):  # fmt: skip
+        raise UserError(f"{path}: damaged or truncated; {REMEDY}") from None
