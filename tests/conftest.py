@@ -1,5 +1,8 @@
 import contextlib
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +44,75 @@ def backend(request):
 
     with ops.backend(request.config.getoption("--backend")):
         yield
+
+
+class Workers:
+    """A process that has torch imported and runs each job in forked children (`workers.py`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("workers.py")), str(folder)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, action, size=1, *, kill_after=None, **arguments):
+        """Answers of a job's processes; `kill_after` seconds they are killed."""
+        from resroute.config import to_dict
+
+        if "config" in arguments:
+            arguments["config"] = to_dict(arguments["config"])
+        job = {"action": action, "size": size, "arguments": arguments, "kill_after": kill_after}
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def values(self, *job, **options):
+        """As `run`, where every process must succeed."""
+        answers = self.run(*job, **options)
+        assert all("value" in answer for answer in answers), answers
+        return [answer["value"] for answer in answers]
+
+
+@pytest.fixture(scope="session")
+def workers(tmp_path_factory):
+    """For tests with several processes, or processes that are killed."""
+    server = Workers(tmp_path_factory.mktemp("workers"))
+    yield server
+    server.process.stdin.close()
+    server.process.wait(timeout=60)
+    server.process.stdout.close()
+
+
+@pytest.fixture
+def make_config(cheap_corpus, tmp_path):
+    """Configurations of runs that take a fraction of a second."""
+    import resroute as rr
+
+    def make(residual=None, *, out="run", model=None, **options):
+        shape = {"num_layers": 2, "dim": 12, "num_heads": 2, "context": 48, **(model or {})}
+        config = rr.GPTConfig(
+            vocab_size=cheap_corpus.tokenizer.vocab_size,
+            residual=residual or rr.WAV(num_blocks=1),
+            **shape,
+        )
+        settings = {
+            "steps": 6,
+            "batch_size": 4,
+            "warmup_steps": 2,
+            "learning_rate": 3e-3,
+            "evaluate_every": 2,
+            "evaluation_windows": 4,
+            "log_every": 1,
+            "checkpoint_every": 2,
+            "precision": "float32",
+            "device": "cpu",
+            **options,
+        }
+        return rr.TrainConfig(
+            model=config, data=str(cheap_corpus.path), out=str(tmp_path / out), **settings
+        )
+
+    return make

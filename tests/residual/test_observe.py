@@ -194,6 +194,15 @@ def test_the_model_computes_the_same_and_the_policy_is_as_before(config):
     assert json.loads(json.dumps(seen, allow_nan=False)) == seen
 
 
+@torch.no_grad()
+def test_reads_with_their_norm_count_too():
+    model = small_gpt(residual=rr.FullAttnRes()).eval()
+    seen = observe(model.policy, lambda: model(torch.arange(8).view(1, 8)))
+    # 1 to 9 sources of equal weight
+    assert seen["effective_sources"] == pytest.approx(5.0, rel=1e-6)
+    assert seen["entropy"] == pytest.approx(math.log(math.factorial(9)) / 9, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "config", [METHODS["wav"], METHODS["wav_learned"], METHODS["delta_of_blocks"]], ids=str
 )
