@@ -38,6 +38,8 @@ from resroute.residual import PreNorm as PreNorm
 from resroute.residual import ResidualConfig as ResidualConfig
 from resroute.residual import ReZero as ReZero
 from resroute.training import Listener as Listener
+from resroute.training import Preempted as Preempted
+from resroute.training import RunStart as RunStart
 from resroute.training import TrainConfig as TrainConfig
 from resroute.training import load as load
 from resroute.training import train as train
@@ -58,8 +60,10 @@ __all__ = [
     "Listener",
     "Policy",
     "PreNorm",
+    "Preempted",
     "ReZero",
     "ResidualConfig",
+    "RunStart",
     "TrainConfig",
     "UserError",
     "__version__",

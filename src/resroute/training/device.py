@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from resroute.config import UserError, suggestion
-from resroute.model.projection import has_matrix_tiles
+from resroute.model.projection import NARROW_IS_SLOW, has_matrix_tiles
 from resroute.training.config import TrainConfig
 
 
@@ -54,6 +54,11 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
             "devices, numbered from 0"
         )
     return device
+
+
+def product_dtype(device: torch.device, precision: torch.dtype) -> torch.dtype:
+    """What a run in `precision` multiplies matrices in, see `model.projection`."""
+    return torch.float32 if device.type == "cpu" and NARROW_IS_SLOW else precision
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

@@ -16,29 +16,29 @@ class TensorBoard(Listener):
     A number is the scalar `<kind>/<key>`; a list of numbers its `<kind>/<key>/mean` and
     `<kind>/<key>/max`; what a record nests is `<kind>/<key>/<name>`. Points that a resumed run
     reports again replace the older ones. TensorBoard puts the host's name into its files' names.
+
+    Raises:
+        UserError: TensorBoard is not installed.
     """
 
     def __init__(self) -> None:
-        self._writer: SummaryWriter | None = None
-
-    def begin(self, run: RunStart) -> None:
-        """Open an event file.
-
-        Raises:
-            UserError: TensorBoard is not installed.
-        """
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from torch.utils import tensorboard
         except ImportError as error:
             raise UserError(
                 'TensorBoard is not installed: pip install "resroute[track]"'
             ) from error
+        self._open = tensorboard.SummaryWriter
+        self._writer: SummaryWriter | None = None
+
+    def begin(self, run: RunStart) -> None:
+        """Open an event file."""
         self._close()
         kept = MetricsFile(run.path / "metrics.jsonl").read()
         # what the run has dropped from its metrics is reported again; a run that was killed before
         # its first checkpoint starts over with step 0 itself
         first = 1 + max((record["step"] for record in kept), default=-1)
-        self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=first)
+        self._writer = self._open(str(run.path / "tensorboard"), purge_step=first)
 
     def record(self, record: dict[str, Any]) -> None:
         """Write the numbers of a record."""

@@ -22,6 +22,7 @@ from resroute.training.device import (
     has_cpp_compiler,
     keep_freed_memory,
     numerics,
+    product_dtype,
 )
 from resroute.training.distributed import World
 from resroute.training.learner import Learner
@@ -61,6 +62,8 @@ class Trainer:
         self.precision = choose_precision(config.precision, device)
         self.routing = ops.choose(device, torch.float32, config.model.dim).backend
         self.numerics = numerics(config, device, self.precision, self.routing, world.size)
+        peak = config.peak_flops or measured_peak(device, product_dtype(device, self.precision))
+        self.peak_flops = peak * world.size
         self.memory = PeakMemory(device)
         keep_freed_memory()
         self.learner = Learner(config, corpus, world, device, self.precision)
@@ -84,8 +87,6 @@ class Trainer:
         # its kernels may have to be built: by one process for all
         self.world.from_main(lambda: ops.prepare(self.routing))
         ops.prepare(self.routing)
-        peak = config.peak_flops or measured_peak(self.device, self.precision)
-        self.peak_flops = peak * self.world.size
         if self.world.is_main:
             self.run.add_session(self.step, self._environment())
         self.listener.message(self._headline())
