@@ -1,4 +1,5 @@
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -58,13 +59,18 @@ class Workers:
             text=True,
         )
 
-    def run(self, action, size=1, *, kill_after=None, **arguments):
-        """Answers of a job's processes; `kill_after` seconds they are killed."""
+    def run(
+        self, action, size=1, *, kill_after=None, kill_when=None, stagger=0.0, timeout=240.0,
+        **arguments,
+    ):  # fmt: skip
+        """Answers of a job's processes; they are killed as `workers.py` says."""
         from resroute.config import to_dict
 
         if "config" in arguments:
             arguments["config"] = to_dict(arguments["config"])
-        job = {"action": action, "size": size, "arguments": arguments, "kill_after": kill_after}
+        job = {"action": action, "size": size, "arguments": arguments}
+        job |= {"kill_after": kill_after, "kill_when": kill_when, "stagger": stagger}
+        job["timeout"] = timeout
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
@@ -116,3 +122,20 @@ def make_config(cheap_corpus, tmp_path):
         )
 
     return make
+
+
+@pytest.fixture
+def sign_checkpoint():
+    """Makes a checkpoint's checksums fit what is in it now, as a deceiver would."""
+    from resroute.training.checkpoint import signature
+
+    def sign(folder):
+        state = json.loads((folder / "state.json").read_text())
+        for name, about in state["files"].items():
+            if (folder / name).is_file() and isinstance(about, dict):
+                content = (folder / name).read_bytes()
+                about |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        state["sha256"] = signature(state)
+        (folder / "state.json").write_text(json.dumps(state))
+
+    return sign

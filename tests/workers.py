@@ -2,13 +2,18 @@
 
 Reads one job a line from stdin as JSON and answers with one line on stdout. A job is
 
-    {"action": name, "size": processes, "arguments": {...}, "kill_after": seconds or null}
+    {"action": name, "size": processes, "arguments": {...}, "kill_after": seconds or null,
+     "kill_when": {"run": folder, "step": number, "is_writing": bool} or null, "stagger": seconds}
 
 and its answer has, per process, `value`, or `error` with the exception's name and text, or
-`killed`. Children are forked from here: this process never computes, so no thread is lost.
+`killed`. The last process is killed first, `kill_after` seconds after the job began or, with
+`kill_when`, after its run has reported a step (and is writing a checkpoint). Children are forked
+from here: this process never computes, so no thread is lost. What hangs is killed after `timeout`
+seconds, and has that as its error.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -20,17 +25,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+# what a run would import as it goes: imported once, before forking
+import torch._dynamo
 import torch.distributed
+import torch.distributed.checkpoint.hf_storage
 import torch.distributed.fsdp
 
+import rank_actions
 import resroute as rr
 from resroute.config import from_dict
+from resroute.training.distributed import join
 from resroute.training.launch import train as _  # noqa: F401  imported before forking
 
 
 def train(config: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Train, by a configuration in JSON."""
     return rr.train(from_dict(rr.TrainConfig, config), **options)
+
+
+def train_until_event(config: dict[str, Any], event: int, **options: Any) -> dict[str, Any]:
+    """Train until the run's folder is about to be used for the `event`th time; then be killed."""
+    folder = config["out"]
+    seen = 0
+
+    def count(name: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if name != "open" and not name.startswith("os."):
+            return
+        # a tree is removed by names relative to an open folder
+        if folder in str(arguments[0]) or (name in ("os.remove", "os.rmdir") and arguments[1] >= 0):
+            seen += 1
+            if seen == event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    return {**train(config, **options), "events": seen}
 
 
 def run_child(job: dict[str, Any], rank: int, port: int, out: Path) -> None:
@@ -45,8 +75,13 @@ def run_child(job: dict[str, Any], rank: int, port: int, out: Path) -> None:
     try:
         answer = {"value": ACTIONS[job["action"]](**job["arguments"])}
     except BaseException as error:
+        import traceback
+
+        traceback.print_exc()
         answer = {"error": [type(error).__name__, str(error)]}
-    out.write_text(json.dumps(answer))
+    unfinished = out.with_suffix(".part")
+    unfinished.write_text(json.dumps(answer))
+    unfinished.replace(out)
 
 
 def run(job: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
@@ -55,6 +90,8 @@ def run(job: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     files = [folder / f"answer-{rank}" for rank in range(job["size"])]
+    when = job.get("kill_when")
+    former = when and inode(metrics_of(when))
     children = []
     for rank, file in enumerate(files):
         file.unlink(missing_ok=True)
@@ -64,16 +101,74 @@ def run(job: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
             run_child(job, rank, port, file)
             os._exit(0)
         children.append(pid)
-    if job.get("kill_after") is not None:
-        time.sleep(job["kill_after"])
-        for pid in children:
+    deadline = time.monotonic() + job.get("timeout", 240.0)
+    while when and not has_come(when, former) and any(is_alive(pid) for pid in children):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.0005)
+    if when or job.get("kill_after") is not None:
+        time.sleep(job.get("kill_after") or 0.0)
+        for pid in reversed(children):
             os.kill(pid, job.get("signal", signal.SIGKILL))
-    for pid in children:
+            time.sleep(job.get("stagger", 0.0))
+    lost = {"killed": True}
+    if not ended(children, job.get("timeout", 240.0)):
+        lost = {"error": ["TimeoutError", "hung, and was killed"]}
+    return [json.loads(f.read_text()) if f.exists() else lost for f in files]
+
+
+def ended(children: list[int], timeout: float) -> bool:
+    """Wait for children; False where they had to be killed."""
+    left, deadline = set(children), time.monotonic() + timeout
+    while left and time.monotonic() < deadline:
+        left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
+        time.sleep(0.005)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return [json.loads(f.read_text()) if f.exists() else {"killed": True} for f in files]
+    return not left
 
 
-ACTIONS = {"train": train}
+def has_come(when: dict[str, Any], former: int | None) -> bool:
+    """Whether the moment for a kill has come, in a run whose metrics had an inode before."""
+    metrics = metrics_of(when)
+    # a run that goes on writes its metrics anew; until then the lines are those of the run before
+    if inode(metrics) in (None, former):
+        return False
+    whole, _, _ = metrics.read_bytes().rpartition(b"\n")
+    step = json.loads(whole.rpartition(b"\n")[2])["step"] if whole else -1
+    is_written = any(metrics.parent.glob("checkpoints/.step_*.tmp"))
+    return step >= when["step"] and (is_written or not when["is_writing"])
+
+
+def metrics_of(when: dict[str, Any]) -> Path:
+    return Path(when["run"], "metrics.jsonl")
+
+
+def inode(file: Path) -> int | None:
+    try:
+        return file.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def is_alive(pid: int) -> bool:
+    # whoever has ended stays to be waited for
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def several(jobs: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    """Values of actions, one after the other on one group of processes."""
+    with join("cpu"):
+        return [ACTIONS[action](**arguments) for action, arguments in jobs]
+
+
+ACTIONS = {
+    "train": train,
+    "train_until_event": train_until_event,
+    "several": several,
+    **rank_actions.ACTIONS,
+}
 
 
 def serve() -> None:
@@ -81,9 +176,14 @@ def serve() -> None:
     warnings.simplefilter("ignore")
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
+    # children collect their own garbage alone
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line), folder)), flush=True)
 
 
 if __name__ == "__main__":
     serve()
+    # some libraries complain on stderr where they are taken down in order
+    os._exit(0)

@@ -164,7 +164,7 @@ def _child(node: Any, name: str, path: str, root: Any) -> Any:
         known = [key for key in node if key != "type"] if isinstance(node, dict) else []
         elsewhere = [p for p in _paths(root) if name and p.endswith(f".{name}")]
         close = suggestion(elsewhere[0], elsewhere) if elsewhere else suggestion(name, known)
-        listed = f"; it has {', '.join(known)}" if known else ""
+        listed = f"; it has {', '.join(known)}" if known and not close else ""
         raise UserError(f"--set {path}: no field {name!r}{close}{listed}")
     return node[name]
 

@@ -119,13 +119,18 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def is_leftover(path: Path) -> bool:
+    """Whether a file or folder has the name of an unfinished write."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what a kill left of unfinished writes directly below a folder.
 
     Only for a folder that nobody else writes to at the time.
     """
     for path in folder.glob(".*.tmp"):
-        if not _TEMPORARY.fullmatch(path.name):
+        if not is_leftover(path):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from resroute.bench import run
+from resroute.bench.observe import bytes_moved
 from resroute.bench.settings import Settings, served, with_blocks
 from resroute.bench.table import amount, lines, table
 from resroute.bench.timing import Comparison
@@ -57,6 +58,30 @@ def test_decode(tiny):
         ("batch 32", "tokens/s"),
     ]
     assert rows[1].measured > rows[0].measured
+
+
+def test_observe(tiny):
+    rows, _ = run("observe", tiny(methods=(PreNorm(), WAV()), pairs=6))
+    assert [(row.name, row.group, row.unit) for row in rows] == [
+        ("PreNorm", "bytes", "bytes"),
+        ("PreNorm", "time", "s"),
+        ("WAV", "bytes", "bytes"),
+        ("WAV", "time", "s"),
+    ]
+    for row in rows:
+        for (taken, together), look in zip(row.pairs, row.details["look_over_step"], strict=True):
+            assert together == pytest.approx(taken * (1 + look / 50))
+    # at a usual size: one window of eight, forward alone
+    settings = tiny(methods=(WAV(),), layers=4, dim=32, batch=8, context=256, pairs=1)
+    counted, _ = run("observe", settings)[0]
+    assert 1 < counted.ratio < 1.01
+
+
+def test_bytes_moved_by_hand():
+    a, b = torch.zeros(3, 5), torch.zeros(5, 7)
+    # two inputs and a result of 4 bytes a number; the transposed view moves nothing
+    assert bytes_moved(lambda: a @ b) == 4 * (15 + 35 + 21)
+    assert bytes_moved(lambda: a.t()) == 0
 
 
 def test_mixer_runs_without_other_packages(tiny, monkeypatch):

@@ -252,21 +252,28 @@ def _state(**fields: Any) -> Callable[[Path], None]:
 
 
 HEAD = "head.weight"
+# as it happens
 DAMAGE: list[tuple[str, Callable[[Path], Any], str]] = [
-    ("model.safetensors", _cut, "damaged or truncated; use another checkpoint"),
-    ("model.safetensors", lambda p: p.write_bytes(b""), "damaged or truncated"),
-    ("model.safetensors", _weights(lambda w: w.pop(HEAD)), f"lacks {HEAD}; use another"),
-    ("model.safetensors", _weights(lambda w: w.update(x=w[HEAD] * 1)), "unknown weight x"),
-    ("model.safetensors", _weights(lambda w: w.update({HEAD: torch.ones(3)})), "has shape (3,)"),
-    ("model.safetensors", _weights(lambda w: w[HEAD].fill_(torch.nan)), "non-finite values"),
-    ("model.safetensors", _weights(lambda w: w[HEAD][0].fill_(-torch.inf)), "non-finite"),
-    ("optimizer.safetensors", _cut, "optimizer.safetensors: damaged or truncated"),
-    ("optimizer.safetensors", _weights(lambda w: w.pop("random_state")), "no random_state"),
+    ("model.safetensors", _cut, "model.safetensors: truncated; use another checkpoint"),
+    ("model.safetensors", lambda p: p.write_bytes(b""), "model.safetensors: truncated"),
+    ("model.safetensors", _weights(lambda w: w[HEAD].fill_(1.0)), "model.safetensors: damaged"),
+    ("optimizer.safetensors", _cut, "optimizer.safetensors: truncated"),
     ("state.json", lambda p: p.write_bytes(b"\xff"), "no UTF-8 at byte 0"),
     ("state.json", lambda p: p.write_text(""), "damaged JSON"),
     ("state.json", lambda p: p.write_text("[]"), "not a JSON object"),
     ("state.json", lambda p: p.write_text("[" * 100_000), "nested too deeply"),
-    ("state.json", _state(format_version=99), "format version 99 is not 1"),
+    ("state.json", _state(format_version=99), "format version 99 is not 2"),
+    ("state.json", _state(step=3), "state.json: was changed after it was written"),
+]
+# with checksums that fit
+DECEPTION: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("model.safetensors", _cut, "damaged or truncated; use another checkpoint"),
+    ("model.safetensors", lambda p: p.write_bytes(b""), "damaged or truncated"),
+    ("model.safetensors", _weights(lambda w: w.pop(HEAD)), f"lacks {HEAD}; use another"),
+    ("model.safetensors", _weights(lambda w: w.update(x=w[HEAD] * 1)), "unknown tensor x"),
+    ("model.safetensors", _weights(lambda w: w.update({HEAD: torch.ones(3)})), "has shape (3,)"),
+    ("model.safetensors", _weights(lambda w: w[HEAD].fill_(torch.nan)), "non-finite values"),
+    ("model.safetensors", _weights(lambda w: w[HEAD][0].fill_(-torch.inf)), "non-finite"),
     ("state.json", _state(config=None), "incomplete ('config')"),
     ("state.json", _state(config={"data": "x"}), "the field 'model' is missing"),
     ("state.json", _state(step="four"), "incomplete"),
@@ -275,22 +282,34 @@ DAMAGE: list[tuple[str, Callable[[Path], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "damage", "says"), DAMAGE)
+CASES = [(False, *case) for case in DAMAGE] + [(True, *case) for case in DECEPTION]
+
+
+@pytest.mark.parametrize(("signed", "name", "damage", "says"), CASES)
 def test_damaged_checkpoints(
-    refused: Any, place: Path, name: str, damage: Callable[[Path], Any], says: str
-) -> None:
+    refused: Any, place: Path, sign_checkpoint: Any,
+    signed: bool, name: str, damage: Callable[[Path], Any], says: str,
+) -> None:  # fmt: skip
     damage(place / CHECKPOINT / name)
+    if signed:
+        sign_checkpoint(place / CHECKPOINT)
     error = refused("sample", "runs/base", says=(CHECKPOINT, says))
     assert len(error) < 300
 
 
-@pytest.mark.parametrize(("name", "damage", "says"), DAMAGE)
+@pytest.mark.parametrize(("signed", "name", "damage", "says"), CASES)
 def test_resume_from_a_damaged_checkpoint(
-    refused: Any, train: Any, place: Path, name: str, damage: Callable[[Path], Any], says: str
-) -> None:
+    refused: Any, train: Any, place: Path, sign_checkpoint: Any,
+    signed: bool, name: str, damage: Callable[[Path], Any], says: str,
+) -> None:  # fmt: skip
     (place / "runs/base/summary.json").unlink()
     damage(place / CHECKPOINT / name)
-    refused(*train("--out", "runs/base", "--resume"), says=(CHECKPOINT, says))
+    if signed:
+        sign_checkpoint(place / CHECKPOINT)
+    refused(
+        *train("--out", "runs/base", "--resume"),
+        says=("runs/base: none of its 1 checkpoints can be used", CHECKPOINT, says),
+    )
 
 
 @pytest.mark.parametrize(
@@ -441,7 +460,7 @@ def test_a_disk_that_fills_up_at_a_checkpoint(
     def refuse(*_: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("resroute.training.checkpoint.save_file", refuse)
+    monkeypatch.setattr("resroute.training.tensors.save_file", refuse)
     outcome = run(*train("--out", "runs/new"))
     assert outcome.code == 2
     assert "No space left on device" in outcome.err.splitlines()[-1]

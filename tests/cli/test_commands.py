@@ -121,15 +121,15 @@ def test_an_interrupted_run_goes_on(
     run: Any, train: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = ("--out", "runs/new", "--set", "checkpoint_every=2")
-    real = Trainer._train_step
+    real = Trainer._take_step
 
-    def interrupted(trainer: Trainer, rate: float) -> tuple[float, float]:
+    def interrupted(trainer: Trainer) -> None:
         if trainer.step == 3:
             raise KeyboardInterrupt
-        return real(trainer, rate)
+        real(trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_train_step", interrupted)
+        patch.setattr(Trainer, "_take_step", interrupted)
         outcome = run(*train(*settings))
     assert outcome.code == 130
     assert outcome.err.splitlines()[-2:] == [
@@ -150,7 +150,7 @@ def test_an_interrupted_run_goes_on(
     weights = "checkpoints/step_000004/model.safetensors"
     assert tree(place / "runs/new")[weights] == tree(place / "runs/base")[weights]
     lines = (place / "runs/new/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 4, 4]
+    assert [json.loads(line)["step"] for line in lines] == [0, 4, 4, 4]
 
 
 def test_train_names_its_folder_after_the_run(run: Any, place: Path) -> None:

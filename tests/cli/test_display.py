@@ -1,12 +1,20 @@
 import io
+from pathlib import Path
 
 from rich.console import Console
 
 from resroute.cli.display import Display, byte_progress
 from resroute.data import Floor
+from resroute.model import GPTConfig
+from resroute.training import RunStart, TrainConfig
 
 TRAIN = {"kind": "train", "step": 10, "loss": 2.5, "tokens_per_second": 12345.6}
 VALIDATION = {"kind": "validation", "step": 10, "loss": 2.25}
+
+
+def start(label, floor):
+    config = TrainConfig(model=GPTConfig(vocab_size=2), data="x")
+    return RunStart(path=Path("x"), label=label, step=0, total=20, floor=floor, config=config)
 
 
 def shown(*, is_terminal, events):
@@ -19,10 +27,11 @@ def shown(*, is_terminal, events):
 
 def run(display):
     display.message("WAV: 24 layers [not markup]")
-    display.begin("WAV", 0, 20, Floor(0.1563, True))
+    display.begin(start("WAV", Floor(0.1563, True)))
     display.record(TRAIN)
     display.advance(10)
     display.record(VALIDATION)
+    display.record({"kind": "routing", "step": 10, "entropy": 1.0})
 
 
 def test_plain_lines_show_losses_beside_the_floor():
@@ -40,7 +49,7 @@ def test_training_losses_are_said_now_and_then(monkeypatch):
 
 def test_a_lower_bound_is_called_one():
     def events(display):
-        display.begin("PreNorm", 0, 20, Floor(0.5, False))
+        display.begin(start("PreNorm", Floor(0.5, False)))
         display.record(VALIDATION)
 
     assert "val 2.250  floor 0.500 (lower bound)" in shown(is_terminal=False, events=events)
@@ -49,7 +58,7 @@ def test_a_lower_bound_is_called_one():
 
 def test_without_a_floor_none_is_shown():
     def events(display):
-        display.begin("PreNorm", 0, 20, None)
+        display.begin(start("PreNorm", None))
         display.record(VALIDATION)
 
     assert shown(is_terminal=False, events=events) == "PreNorm 10/20: val 2.250\n"

@@ -1,4 +1,3 @@
-import hashlib
 import json
 from pathlib import Path
 
@@ -45,26 +44,14 @@ def test_tied_embeddings_are_saved_once(make_config):
     assert torch.equal(model.embedding.weight, saved["embedding.weight"])
 
 
-def sign(folder):
-    """Make the checksums of a checkpoint fit its files again."""
-    state = json.loads((folder / "state.json").read_text())
-    for name, about in state["files"].items():
-        if (folder / name).exists():
-            content = (folder / name).read_bytes()
-            about |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    write_state(folder, state)
-
-
-def write_state(folder, state):
-    state["sha256"] = checkpoint.signature(state)
-    (folder / "state.json").write_text(json.dumps(state))
-
-
 def edit(path, change):
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    sign(path.parent)
+
+
+def write_state(folder, state):
+    (folder / "state.json").write_text(json.dumps(state))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +69,15 @@ def edit(path, change):
         (lambda t: t["policy.query"].fill_(torch.inf), r"policy\.query has non-finite values"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(run, newest, change, message):
+def test_weights_that_do_not_fit_are_refused(run, newest, sign_checkpoint, change, message):
     edit(newest / "model.safetensors", change)
+    sign_checkpoint(newest)
     with pytest.raises(ValueError, match=message) as error:
         rr.load(run)
     assert str(error.value).count("\n") == 0
 
 
-def test_damaged_files_are_refused(run, newest):
+def test_damaged_files_are_refused(run, newest, sign_checkpoint):
     whole = (newest / "model.safetensors").read_bytes()
     (newest / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"model\.safetensors: truncated; use another"):
@@ -105,7 +93,7 @@ def test_damaged_files_are_refused(run, newest):
         rr.load(run)
     # with checksums that fit, the reader has to notice
     (newest / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    sign(newest)
+    sign_checkpoint(newest)
     with pytest.raises(ValueError, match=r"model\.safetensors: damaged or truncated"):
         rr.load(run)
     (newest / "state.json").write_text("{")
@@ -133,7 +121,7 @@ def test_damaged_files_are_refused(run, newest):
 def test_a_state_that_does_not_fit_is_refused(run, newest, change, message):
     state = json.loads((newest / "state.json").read_text())
     change(state)
-    write_state(newest, state)
+    write_state(newest, {**state, "sha256": checkpoint.signature(state)})
     with pytest.raises(ValueError, match=message) as error:
         rr.load(run)
     assert str(error.value).count("\n") == 0
@@ -164,7 +152,7 @@ def test_an_older_state_without_new_fields_still_loads(run, newest):
     state = json.loads((newest / "state.json").read_text())
     del state["config"]["model"]["residual"]["basis_seed"]
     del state["config"]["compile"]
-    write_state(newest, state)
+    write_state(newest, {**state, "sha256": checkpoint.signature(state)})
     assert rr.load(run)[2].compile is False
 
 
@@ -212,9 +200,11 @@ def test_nothing_there(tmp_path):
         (lambda t: t["norm.weight|exp_avg"].fill_(torch.nan), "has non-finite values"),
     ],
 )
-def test_an_optimizer_that_does_not_fit_is_refused(make_config, change, message):
+def test_an_optimizer_that_does_not_fit_is_refused(make_config, sign_checkpoint, change, message):
     config = make_config()
     rr.train(config, stop_at=2)
-    edit(Path(config.out, "checkpoints/step_000002/optimizer.safetensors"), change)
+    folder = Path(config.out, "checkpoints/step_000002")
+    edit(folder / "optimizer.safetensors", change)
+    sign_checkpoint(folder)
     with pytest.raises(ValueError, match=message):
         rr.train(config, resume=True)

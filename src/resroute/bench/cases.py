@@ -11,6 +11,7 @@ import torch
 from resroute.bench.decode import decode
 from resroute.bench.memory import memory
 from resroute.bench.mixer import mixer
+from resroute.bench.observe import observe
 from resroute.bench.peers import PACKAGES, peer_version
 from resroute.bench.scaling import scaling
 from resroute.bench.settings import Settings
@@ -29,6 +30,7 @@ CASES: dict[str, Case] = {
     "decode": decode,
     "mixer": mixer,
     "scaling": scaling,
+    "observe": observe,
 }
 """In the order in which they are documented."""
 
@@ -40,7 +42,7 @@ UNUSED = {
 """Options that have no effect in a case."""
 
 METHODS: dict[str, tuple[ResidualConfig, ...]] = {
-    **dict.fromkeys(("step", "memory", "decode"), (BlockAttnRes(), WAV())),
+    **dict.fromkeys(("step", "memory", "decode", "observe"), (BlockAttnRes(), WAV())),
     "scaling": (WAV(),),
     "mixer": (),
 }

@@ -97,7 +97,6 @@ def train(options: argparse.Namespace) -> None:
             seed=options.seed,
             precision=options.precision,
             device=options.device,
-            parallel=options.parallel,
             deterministic=options.deterministic,
         )
         config = with_overrides(config, _overrides(options.set))

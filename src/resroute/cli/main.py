@@ -89,7 +89,8 @@ def _make_streams_safe() -> None:
         stream = getattr(sys, name)
         if stream is None:
             # the descriptor is closed
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, open(nowhere, "w", closefd=False))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             # names may hold what the terminal's encoding cannot
             stream.reconfigure(errors="backslashreplace")

@@ -134,6 +134,8 @@ def _data(group: Any) -> None:
 
 def _train(group: Any) -> None:
     parser = _command(group, "train", commands.train, "Train one model and write its run folder.")
+    # its options are as many as a screen has lines
+    parser._optionals.title = None
     parser.set_defaults(hint="; --resume goes on")
     add = parser.add_argument
     _data_option(parser)
@@ -154,10 +156,6 @@ def _train(group: Any) -> None:
     add("--out", type=name, metavar="DIR", help="run folder (runs/train/<method>-L<layers>-..)")
     add("--resume", action="store_true", help="go on with an unfinished run")
     add("--fresh", action="store_true", help="start over; the old run is kept aside")
-    add(
-        "--parallel", default="ddp", choices=["ddp", "fsdp"],
-        metavar="KIND", help="ddp or fsdp, under torchrun (ddp)",
-    )  # fmt: skip
     add("--deterministic", action="store_true", help="equal bits, or an error")
     add(
         "--track", action="append", default=[], choices=TRACKERS,

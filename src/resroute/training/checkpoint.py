@@ -199,7 +199,7 @@ def open_checkpoint(path: Path, *, checks_files: bool = True) -> Saved:
         if version == FORMAT_VERSION and checks_files:
             _check_files(path, state["files"], saved.layout)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        if isinstance(error, UserError):
+        if isinstance(error, UserError) and str(path) in str(error):
             raise
         raise UserError(f"{file}: incomplete ({error}); {REMEDY}") from error
     return saved

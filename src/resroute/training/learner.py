@@ -17,8 +17,8 @@ from resroute.training.ema import Average
 from resroute.training.optim import make_optimizer
 from resroute.training.tensors import Group, Groups
 
-# tokens of the window on which a look at the routing is taken
-_OBSERVED_TOKENS = 256
+OBSERVED_TOKENS = 256
+"""Most tokens of the window on which a look at the routing is taken."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Learner:
             step=step,
             rows=slice(0, 1),
         )
-        window = inputs[:, :_OBSERVED_TOKENS].to(self.device)
+        window = inputs[:, :OBSERVED_TOKENS].to(self.device)
         self.model.eval()
         with self._autocast():
             found = observe(self.model.policy, lambda: self.model(window))

@@ -41,7 +41,8 @@ def resume_from(
             saved = _read(path, learner, world)
         except UserError as error:
             problem = str(error)
-            listener.message(f"{problem}: going back" if path != paths[-1] else problem)
+            if path != paths[-1]:
+                listener.message(f"{problem}: going back")
             damaged.append(path)
             continue
         if saved.tokenizer != corpus.tokenizer:

@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 from resroute.config import UserError, differences, from_dict, to_dict
 from resroute.data import Corpus
-from resroute.files import read_json, remove_leftovers, write_json
+from resroute.files import is_leftover, read_json, remove_leftovers, write_json
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
 from resroute.training.metrics import MetricsFile
@@ -113,7 +113,10 @@ def claim(
     path = Path(config.out or Path("runs/train") / config.run_name(corpus.fingerprint))
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; give another folder with --out")
-    occupied = path.is_dir() and any(child.name != _LOCK for child in path.iterdir())
+    # a kill may have come before the first file was in its place
+    occupied = path.is_dir() and any(
+        child.name != _LOCK and not is_leftover(child) for child in path.iterdir()
+    )
     if occupied and not (path / "config.json").is_file():
         raise UserError(f"{path} exists and is not a run folder; give another one with --out")
     moved = None
@@ -142,11 +145,17 @@ def claim(
         return run
     path.mkdir(parents=True, exist_ok=True)
     lock.take(path)
+    remove_leftovers(path)
     described = {"name": corpus.name, "fingerprint": corpus.fingerprint}
-    write_json(
-        path / "config.json",
-        {"format_version": FORMAT_VERSION, **to_dict(config), "corpus": described},
-    )
+    try:
+        write_json(
+            path / "config.json",
+            {"format_version": FORMAT_VERSION, **to_dict(config), "corpus": described},
+        )
+    except UserError:
+        lock.release()
+        (path / _LOCK).unlink(missing_ok=True)
+        raise
     return run
 
 

@@ -5,6 +5,7 @@ average; what is read must have its name, shape and type, and goes straight into
 """
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +59,7 @@ def write_sharded(folder: Path, groups: Groups) -> None:
             f"torch {torch.__version__} does not write sharded safetensors; use "
             "checkpoint_layout=gathered"
         ) from None
-    with _said_plainly(folder):
+    with _said_plainly(folder), _without_note():
         state_dict_saver.save(_joined(groups), storage_writer=writer)
 
 
@@ -101,7 +102,7 @@ def read_sharded(folder: Path, templates: Groups, world: World) -> None:
         for name, template in wanted.items():
             _require_fit(folder, name, template, *sizes[f"{group}:{name}"])
     joined = _joined(templates)
-    with _readable(folder):
+    with _readable(folder), _without_note():
         state_dict_loader.load(
             joined,
             storage_reader=HuggingFaceStorageReader(str(folder)),
@@ -167,6 +168,14 @@ def _require_fit(
 def _require_finite(where: Path, name: str, value: Tensor) -> None:
     if not value.isfinite().all():
         raise UserError(f"{where}: {name} has non-finite values; use an earlier checkpoint")
+
+
+@contextmanager
+def _without_note() -> Iterator[None]:
+    """Without torch's note that a single process is alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 @contextmanager
