@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(make_parser(), sys.argv[1:] if arguments is None else list(arguments))
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _Notes()
+            if is_main_process():
+                warnings.showwarning = _Notes()
+            else:
+                warnings.simplefilter("ignore")
             options.run(options)
         sys.stdout.flush()
     except OtherRankError:

@@ -4,6 +4,7 @@ Processes are started by `torchrun`, which tells each its rank by environment va
 """
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +21,13 @@ from resroute.config import UserError
 from resroute.model import GPT, GPTConfig
 
 T = TypeVar("T")
+
+
+# buffers are constants; newer torch has another word for it
+_WORDS = inspect.signature(DistributedDataParallel).parameters
+_BUFFERS_STAY: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _WORDS else "broadcast_buffers": False
+}
 
 
 class OtherRankError(UserError):
@@ -143,8 +151,8 @@ class Spread:
             self.forward = DistributedDataParallel(
                 self.model,
                 device_ids=[device] if device.type == "cuda" else None,
-                broadcast_buffers=False,
                 gradient_as_bucket_view=True,
+                **_BUFFERS_STAY,
             )
 
     def accumulating(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -156,6 +164,8 @@ class Spread:
         if self.kind == "fsdp":
             assert isinstance(self.model, FSDPModule)
             self.model.set_requires_gradient_sync(is_last)
+            # the unit of all that is small stays whole from one micro-batch to the next
+            self.model.set_reshard_after_backward(is_last, recurse=False)
         return nullcontext()
 
     def settle(self) -> None:
