@@ -31,6 +31,22 @@ def test_auto_prefers_cuda_then_mps(monkeypatch):
         device.choose_device("cuda:1")
 
 
+def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device.choose_device("auto", 1) == torch.device("cuda:1")
+    assert device.choose_device("cuda", 0) == torch.device("cuda:0")
+    with pytest.raises(ValueError, match="there are 2 CUDA devices"):
+        device.choose_device("cuda", 2)
+    with pytest.raises(ValueError, match="several processes cannot share 'cuda:1'"):
+        device.choose_device("cuda:1", 0)
+    assert device.choose_device("cpu", 1) == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert device.choose_device("auto", 0) == torch.device("cpu")
+
+
 @pytest.mark.parametrize(("amx", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_auto_takes_bfloat16_where_the_cpu_is_faster_in_it(monkeypatch, amx, expected):
     cpu = torch.device("cpu")

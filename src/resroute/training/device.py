@@ -33,6 +33,8 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
         if local_rank is not None and name == "mps":
             # one device cannot be shared
             name = "cpu"
+    if local_rank is not None and name.startswith("cuda:"):
+        raise UserError(f"several processes cannot share {name!r}; use --device cuda")
     if local_rank is not None and name == "cuda":
         name = f"cuda:{local_rank}"
     try:

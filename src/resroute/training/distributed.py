@@ -42,11 +42,13 @@ class World:
         rank: This process, from 0.
         size: Number of processes.
         local_rank: This process among those of its machine.
+        group: Of torch's, for small messages; None is the usual one.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -58,7 +60,7 @@ class World:
         if self.size == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=self.group)
         totals: list[float] = sums.tolist()
         return totals
 
@@ -74,7 +76,7 @@ class World:
             except UserError as error:
                 failure = error
                 box[1] = str(error)
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.group)
         if failure is not None:
             raise failure
         if box[1] is not None:
@@ -84,8 +86,7 @@ class World:
 
     def wait(self) -> None:
         """Wait for all processes."""
-        if self.size > 1:
-            dist.barrier()
+        self.total(0.0)
 
 
 @contextmanager
@@ -99,7 +100,10 @@ def join(device: str) -> Iterator[World]:
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_available() and dist.is_initialized():
-        yield World(dist.get_rank(), dist.get_world_size(), _local_rank())
+        # a group of someone who has NCCL alone carries no message of the CPU
+        carries = "cpu:gloo" in dist.get_backend_config()
+        group = None if carries else dist.new_group(backend="gloo")
+        yield World(dist.get_rank(), dist.get_world_size(), _local_rank(), group)
         return
     if size == 1:
         yield World()
