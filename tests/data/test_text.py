@@ -1,15 +1,21 @@
 import hashlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resroute.config import UserError
 from resroute.data import text as text_module
-from resroute.data.text import DocumentStarts, TextReader, survey_text, text_code_points
-from resroute.data.tokenizer import END_OF_TEXT, code_points
+from resroute.data.text import (
+    Separator,
+    TextReader,
+    document_starts,
+    pieces_of,
+    survey_text,
+    tail_of,
+)
+from resroute.data.tokenizer import END_OF_TEXT
 
 
 def write(folder: Path, data: bytes | str) -> Path:
@@ -168,23 +174,68 @@ def paragraphs(text: str) -> list[int]:
     return starts
 
 
+def starts(text: str, size: int, separator: Separator) -> list[int]:
+    """Starts of documents, found piece by piece."""
+    found, before = [], ""
+    for first in range(0, len(text), size):
+        piece = text[first : first + size]
+        found += [first + int(p) for p in document_starts(before, piece, separator)]
+        before = tail_of(before, piece)
+    return found
+
+
 @given(st.text("ab \n", max_size=30), st.integers(1, 7))
 def test_document_starts_do_not_depend_on_the_pieces(text: str, size: int) -> None:
-    finder = DocumentStarts(text_code_points(), mark=ord("\n"), num_marks=2)
-    found = [
-        start + int(place)
-        for start in range(0, len(text), size)
-        for place in finder.find(code_points(text[start : start + size]))
-    ]
-    assert found == paragraphs(text)
+    assert starts(text, size, "blank-line") == paragraphs(text)
+
+
+def test_a_long_gap_is_remembered_in_short() -> None:
+    before = "x"
+    for _ in range(50):
+        before = tail_of(before, " \n" * 100)
+    assert before == "x\n\n"
+    assert document_starts(before, "  y", "blank-line").tolist() == [2]
+    assert tail_of("", " \n" * 100) == "\n\n"
+    assert document_starts("\n\n", "y z", "blank-line").tolist() == [0]
+    assert document_starts("", "\n\ny\n\nz", "blank-line").tolist() == [2, 5]
 
 
 def test_documents_start_after_one_end_of_text() -> None:
-    # ids: 0 white space, 1 text, 2 the end of text
-    finder = DocumentStarts(np.array([False, True, False]), mark=2, num_marks=1)
-    assert finder.find(np.array([0, 1, 1, 2, 0])).tolist() == [1]
-    assert finder.find(np.array([0])).tolist() == []
-    assert finder.find(np.array([1, 0, 1, 2, 2, 1, 2, 0])).tolist() == [0, 5]
+    end = END_OF_TEXT
+    text = f" ab{end} \n"
+    assert document_starts("", text, "endoftext").tolist() == [1]
+    before = tail_of("", text)
+    assert document_starts(before, "  ", "endoftext").tolist() == []
+    before = tail_of(before, "  ")
+    more = f"a b{end}{end}c{end} "
+    assert document_starts(before, more, "endoftext").tolist() == [0, 3 + 2 * len(end)]
+    assert document_starts("", f"{end}{end} a", "endoftext").tolist() == [2 * len(end) + 1]
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\n", END_OF_TEXT]), max_size=20))
+def test_pieces_at_literals_do_not_matter(parts: list[str]) -> None:
+    text, found, before, first = "".join(parts), [], "", 0
+    for part in parts:
+        found += [first + int(p) for p in document_starts(before, part, "endoftext")]
+        before, first = tail_of(before, part), first + len(part)
+    expected = document_starts("", text, "endoftext").tolist() if text else []
+    assert found == expected
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, 1 << 20])
+def test_pieces_end_at_line_ends_and_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    text = "ab\n\nc\nlonger than a block\nend"
+    pieces = list(pieces_of(TextReader(write(tmp_path, text))))
+    assert "".join(piece for _, piece in pieces) == text
+    if block == 7:
+        assert [piece for _, piece in pieces] == [
+            "ab\n\nc\n", "longer t", "han a b", "lock\n", "end",
+        ]  # fmt: skip
+    if block == 1 << 20:
+        assert [piece for _, piece in pieces] == ["ab\n\nc\nlonger than a block\n", "end"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from resroute import config
 from resroute.config import UserError
+from resroute.data.subword import tokenizer_from_dict
 from resroute.data.text import Separator
-from resroute.data.tokenizer import CharTokenizer
+from resroute.data.tokenizer import Tokenizer
 from resroute.files import read_json
 
 FORMAT_VERSION = 1
@@ -33,11 +34,21 @@ _CHUNK = 1 << 22
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitMeta:
-    """Size and hash of one split's token file."""
+    """Size and hash of one split's token file.
+
+    Attributes:
+        tokens: Their number.
+        documents: Their number.
+        sha256: Of the token file.
+        bytes: Of the text in UTF-8, each end of text counted as one; None in older corpora.
+        characters: Likewise.
+    """
 
     tokens: int
     documents: int
     sha256: str
+    bytes: int | None = None
+    characters: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +69,7 @@ class CorpusMeta:
         name: The folder's name when it was made.
         source: What the tokens were made from and how; its "kind" is "text" or "storyworld".
         separator: How documents are told apart; never "auto".
-        tokenizer: `CharTokenizer.to_dict()`.
+        tokenizer: `Tokenizer.to_dict()`.
         dtype: Of the token files.
         splits: Sizes and hashes.
         aligned: Whether windows start at documents.
@@ -79,7 +90,7 @@ class Corpus:
     """A prepared corpus; `open_corpus` makes one from its folder."""
 
     path: Path
-    tokenizer: CharTokenizer
+    tokenizer: Tokenizer
     meta: CorpusMeta
 
     @property
@@ -153,7 +164,7 @@ def open_corpus(path: Path) -> Corpus:
     """
     meta = _read_meta(path)
     where = f"{path / META_FILE}: tokenizer"
-    tokenizer = CharTokenizer.from_dict(meta.tokenizer, where=where)
+    tokenizer = tokenizer_from_dict(meta.tokenizer, where=where)
     if meta.aligned and tokenizer.end_of_text is None:
         raise UserError(f"{where}: aligned windows need an end of text; prepare the corpus again")
     corpus = Corpus(path=path, tokenizer=tokenizer, meta=meta)

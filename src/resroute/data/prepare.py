@@ -11,10 +11,9 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from resroute import config
 from resroute.config import UserError
@@ -31,21 +30,27 @@ from resroute.data.corpora import (
     nats_file,
     open_corpus,
     smallest_dtype,
-    tokens_file,
 )
+from resroute.data.encode import SplitWriter, encoded, require_room, write_splits
+from resroute.data.pool import available_cores
+from resroute.data.subword import SubwordTokenizer
 from resroute.data.text import (
-    DocumentStarts,
+    Piece,
     Separator,
     Survey,
     TextReader,
     check_is_file,
+    pieces_of,
     survey_text,
-    text_code_points,
 )
-from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer
+from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Tokenizer, Unknown
 from resroute.files import new_folder, write_json
 
 Fractions = tuple[float, float, float]
+Tokens = Literal["characters"] | int | Tokenizer
+
+# below, starting processes takes longer than the work
+_LARGE_BYTES = 64_000_000
 
 _BATCH_STORIES = 1000
 _SAMPLE_STORIES = 100
@@ -58,21 +63,30 @@ def prepare_text(
     separator: Separator = "auto",
     clean: bool = False,
     fractions: Fractions = (0.9, 0.05, 0.05),
+    tokens: Tokens = "characters",
+    unknown: Unknown = "error",
+    processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Corpus:
-    """Turn a text file into a corpus of characters, in two passes and constant memory.
+    """Turn a text file into a corpus, in constant memory.
 
     The splits are held out by position: the head trains, the tail tests. Each cut moves forward to
     the next start of a document; with the separator "none" it stays where it falls. The splits,
-    decoded and joined, are the text again.
+    decoded and joined, are the text again (where the tokenizer gives back what it was given, as
+    characters and byte-level BPE do).
 
     Args:
         source: A UTF-8 file, at any size.
         out: The corpus folder to make.
         separator: See `survey_text`.
         clean: See `TextReader`; `meta.source["cleaned"]` counts what was changed.
-        fractions: Shares of train, val and test.
-        progress: Called with the bytes read and the bytes to read, both passes together.
+        fractions: Shares of train, val and test, by characters.
+        tokens: "characters" of the text; a number trains a byte-level BPE of so many tokens on the
+            train split's share; a tokenizer is taken as it is.
+        unknown: What becomes of characters outside the vocabulary; of this text with another
+            corpus's tokenizer, and of prompts.
+        processes: That work at once; None takes one for each core where the file is large.
+        progress: Called with the bytes read and the bytes to read, all passes together.
 
     Raises:
         UserError: A file that cannot be used, a split without text, or an `out` that holds
@@ -85,31 +99,135 @@ def prepare_text(
     check_is_file(source)
     existing = _existing(out)
     size = source.stat().st_size
+    if processes is None:
+        processes = available_cores() if size >= _LARGE_BYTES else 1
+    passes = 3 if isinstance(tokens, int) else 2
 
-    def report(done: int) -> None:
-        if progress:
-            progress(done, 2 * size)
+    def report(number: int) -> Callable[[int], None]:
+        return lambda done: progress(number * size + done, passes * size) if progress else None
 
-    survey = survey_text(source, separator=separator, clean=clean, progress=report)
-    options = {"separator": separator, "clean": clean, "fractions": list(fractions)}
+    survey = survey_text(
+        source, separator=separator, clean=clean, processes=processes, progress=report(0)
+    )
     provenance = {
         "kind": "text",
         "file": source.name,
         "bytes": survey.bytes,
         "sha256": survey.sha256,
         "cleaned": dataclasses.asdict(survey.cleaned),
-        "options": options,
+        "options": {
+            "separator": separator,
+            "clean": clean,
+            "fractions": list(fractions),
+            **_token_options(tokens, unknown),
+        },
     }
     if existing:
-        report(2 * size)
+        report(passes - 1)(size)
         return _require_equal(existing, provenance)
-    tokenizer = CharTokenizer(survey.symbols)
-    reader = TextReader(source, clean=clean, progress=lambda done: report(size + done))
+    goals = _goals(survey, fractions)
+    tokenizer = _tokenizer_for(source, survey, clean, tokens, unknown, goals[0], report(1))
+    reader = TextReader(source, clean=clean, progress=report(passes - 1))
     # another process may make the same corpus meanwhile: its own is kept
     with contextlib.suppress(FileExistsError), new_folder(out) as folder:
-        splits = _encode(reader, tokenizer, survey, fractions, folder, where=str(source))
+        splits, num_unknown = _write(reader, tokenizer, survey, goals, folder, processes, source)
+        if num_unknown:
+            provenance["unknown_characters"] = num_unknown
         _write_meta(folder, out.resolve().name, provenance, survey.separator, tokenizer, splits)
     return _require_equal(open_corpus(out), provenance)
+
+
+def _token_options(tokens: Tokens, unknown: Unknown) -> dict[str, Any]:
+    """What is not the default of a corpus of characters."""
+    options: dict[str, Any] = {}
+    if isinstance(tokens, int):
+        options["bpe"] = tokens
+    elif tokens != "characters":
+        options["tokenizer"] = config.fingerprint(tokens.to_dict())
+    if unknown != "error":
+        options["unknown"] = unknown
+    return options
+
+
+def _goals(survey: Survey, fractions: Fractions) -> list[int]:
+    """Positions from which on val and test begin."""
+    goals = [round(survey.tokens * sum(fractions[:count])) for count in (1, 2)]
+    if survey.separator == "none":
+        # no split is empty
+        goals = [max(goals[0], 1), max(goals[1], goals[0] + 1, 2)]
+    return goals
+
+
+def _tokenizer_for(
+    source: Path,
+    survey: Survey,
+    clean: bool,
+    tokens: Tokens,
+    unknown: Unknown,
+    train_length: int,
+    progress: Callable[[int], None],
+) -> Tokenizer:
+    if isinstance(tokens, int):
+        reader = TextReader(source, clean=clean, progress=progress)
+        texts = _head(pieces_of(reader), train_length)
+        return SubwordTokenizer.train(texts, tokens, ends=survey.separator == "endoftext")
+    if tokens == "characters":
+        return CharTokenizer(survey.symbols, unknown)
+    if not isinstance(tokens, CharTokenizer):
+        return tokens
+    missing = sorted(set(survey.symbols) - set(tokens.symbols))
+    if missing and unknown == "error":
+        listed = ", ".join(
+            "the end of text" if m == END_OF_TEXT else ascii(m) for m in missing[:10]
+        )
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        raise UserError(
+            f"{source}: has characters outside the given vocabulary: {listed}{more}\n"
+            "--unknown skip leaves them out, --unknown byte spells them as bytes"
+        )
+    return dataclasses.replace(tokens, unknown=unknown)
+
+
+def _head(pieces: Iterator[Piece], length: int) -> Iterator[str]:
+    """The first characters of a text, about so many: what is held out teaches no merges."""
+    for _, text in pieces:
+        if length <= 0:
+            return
+        yield text[:length]
+        length -= len(text)
+
+
+def _write(
+    reader: TextReader,
+    tokenizer: Tokenizer,
+    survey: Survey,
+    goals: list[int],
+    folder: Path,
+    processes: int,
+    source: Path,
+) -> tuple[dict[Split, SplitMeta], int]:
+    """Write the splits of a surveyed text."""
+    changed = UserError(f"{source}: changed while it was read; try again")
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(SplitWriter(folder, split, tokenizer)) for split in SPLITS]
+        pieces = encoded(pieces_of(reader), tokenizer, survey.separator, goals, processes=processes)
+        try:
+            filled, unknown = write_splits(
+                pieces, writers, goals, has_documents=survey.separator != "none"
+            )
+        except UserError:
+            # the first pass saw every character
+            raise changed from None
+        if reader.sha256 != survey.sha256:
+            raise changed
+        require_room(filled, SPLITS, survey.separator, survey.tokens, str(source))
+        splits = {split: w.finish() for split, w in zip(SPLITS, writers, strict=True)}
+    for split, found in splits.items():
+        if found.tokens == 0:
+            raise UserError(f"{source}: nothing is left for {split}; add text")
+    if survey.separator == "none":
+        splits = {split: dataclasses.replace(found, documents=1) for split, found in splits.items()}
+    return splits, unknown
 
 
 def prepare_storyworld(out: Path, *, seed: int = 0, characters: int = 2_000_000) -> Corpus:
@@ -151,112 +269,16 @@ def prepare_storyworld(out: Path, *, seed: int = 0, characters: int = 2_000_000)
     return _require_equal(open_corpus(out), provenance)
 
 
-class _SplitWriter(contextlib.AbstractContextManager["_SplitWriter"]):
-    """Writes one split's token file and counts and hashes what it writes."""
-
-    def __init__(self, folder: Path, split: Split, vocab_size: int) -> None:
-        self._dtype = np.dtype(smallest_dtype(vocab_size)).newbyteorder("<")
-        self._file = (folder / tokens_file(split)).open("wb")
-        self._hash = hashlib.sha256()
-        self.tokens = 0
-        self.documents = 0
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def write(self, ids: npt.NDArray[np.int64], *, documents: int) -> None:
-        data = ids.astype(self._dtype).tobytes()
-        self._file.write(data)
-        self._hash.update(data)
-        self.tokens += len(ids)
-        self.documents += documents
-
-    def finish(self) -> SplitMeta:
-        return SplitMeta(
-            tokens=self.tokens, documents=self.documents, sha256=self._hash.hexdigest()
-        )
-
-
-def _encode(
-    reader: TextReader,
-    tokenizer: CharTokenizer,
-    survey: Survey,
-    fractions: Fractions,
-    folder: Path,
-    *,
-    where: str,
-) -> dict[Split, SplitMeta]:
-    """Second pass: write the splits, cutting at the first document start past each share."""
-    changed = UserError(f"{where}: changed while it was read; try again")
-    find_starts = _document_finder(tokenizer, survey.separator)
-    goals = [round(survey.tokens * sum(fractions[:count])) for count in (1, 2)]
-    with contextlib.ExitStack() as stack:
-        writers = [
-            stack.enter_context(_SplitWriter(folder, split, tokenizer.vocab_size))
-            for split in SPLITS
-        ]
-        current = position = 0
-        for text in reader:
-            try:
-                ids = tokenizer.encode(text)
-            except UserError:
-                # the first pass saw every character
-                raise changed from None
-            starts = find_starts(ids)
-            while current < len(goals):
-                # a split has at least one document
-                first = 0 if writers[current].documents else 1
-                place = max(int(np.searchsorted(starts, goals[current] - position)), first)
-                if place >= len(starts):
-                    break
-                cut = int(starts[place])
-                writers[current].write(ids[:cut], documents=place)
-                ids, starts = ids[cut:], starts[place:] - cut
-                current, position = current + 1, position + cut
-            writers[current].write(ids, documents=len(starts))
-            position += len(ids)
-        if reader.sha256 != survey.sha256:
-            raise changed
-        if current < len(goals):
-            raise UserError(_no_room(survey, SPLITS[: current + 1], where))
-        splits = {split: w.finish() for split, w in zip(SPLITS, writers, strict=True)}
-    if survey.separator == "none":
-        return {split: dataclasses.replace(found, documents=1) for split, found in splits.items()}
-    return splits
-
-
-def _no_room(survey: Survey, filled: tuple[Split, ...], where: str) -> str:
-    missing = SPLITS[len(filled)]
-    if survey.separator == "none":
-        return f"{where}: {survey.tokens} characters are too few for three splits; add text"
-    return (
-        f"{where}: no document starts late enough to begin {missing} (separator "
-        f"{survey.separator})\nuse --separator none, or a smaller share for {' and '.join(filled)}"
-    )
-
-
-def _document_finder(
-    tokenizer: CharTokenizer, separator: Separator
-) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
-    if separator == "none":
-        return lambda ids: np.arange(len(ids))
-    end = tokenizer.end_of_text
-    is_text = text_code_points()[[ord(s) for s in tokenizer.symbols[:end]]]
-    if end is not None:
-        return DocumentStarts(np.append(is_text, False), mark=end, num_marks=1).find
-    return DocumentStarts(is_text, mark=tokenizer.symbols.index("\n"), num_marks=2).find
-
-
 def _write_stories(
     stories: Iterator[storyworld.Story],
     share: int,
-    tokenizer: CharTokenizer,
+    tokenizer: Tokenizer,
     folder: Path,
     split: Split,
 ) -> SplitMeta:
     """Write whole stories until a split has `share` tokens, and at least one story."""
     nats: list[float] = []
-    with _SplitWriter(folder, split, tokenizer.vocab_size) as writer:
+    with SplitWriter(folder, split, tokenizer) as writer:
         while writer.documents == 0 or writer.tokens < share:
             need = share - writer.tokens
             texts: list[str] = []
@@ -276,7 +298,7 @@ def _write_meta(
     name: str,
     source: dict[str, Any],
     separator: Separator,
-    tokenizer: CharTokenizer,
+    tokenizer: Tokenizer,
     splits: dict[Split, SplitMeta],
     *,
     aligned: bool = False,

@@ -6,23 +6,32 @@ Memory does not grow with the file: a file of 10 GB is read as one of 10 kB is.
 import codecs
 import dataclasses
 import hashlib
+import re
 import shlex
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from resroute.config import UserError, suggestion
+from resroute.data.pool import ordered_map
 from resroute.data.tokenizer import END_OF_TEXT, code_points
 
 Separator = Literal["auto", "endoftext", "blank-line", "none"]
 
-BLOCK_BYTES = 1 << 18
+Piece = tuple[str, str]
+"""The end of what comes before, and a block of text."""
+
+BLOCK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
 _NUM_CODE_POINTS = 0x110000
+_TAIL = 64
+_SEPARATORS = {
+    "endoftext": re.compile(re.escape(END_OF_TEXT) + r"\s*"),
+    "blank-line": re.compile(r"\n\s*\n\s*"),
+}
 # control bytes that text does not hold; tab, line ends, form feed and escape are left out
 _CONTROL = bytes({*range(32), 127} - {9, 10, 11, 12, 13, 27})
 
@@ -197,36 +206,40 @@ class TextReader:
         return f"convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(str(self._path))} > utf8.txt"
 
 
-class DocumentStarts:
-    """Where documents start in a stream of token ids: each first character that is not white space
-    after a separator, and the first of all.
-
-    White space around a separator so stays with the document before it, and none is lost.
+def document_starts(before: str, text: str, separator: Separator) -> npt.NDArray[np.int64]:
+    """Where documents start in a piece of a text: each first character that is not white space
+    after a separator, and the first of all. White space around a separator so stays with the
+    document before it, and none is lost.
 
     Args:
-        is_text: For every id whether it is neither white space nor a mark, (vocabulary,).
-        mark: The end-of-text id, or the newline's.
-        num_marks: How many marks, with nothing but white space between, end a document: one end of
-            text, two newlines.
+        before: `tail_of` what comes before the piece.
+        text: The piece; neither ends inside an `<|endoftext|>` literal.
+        separator: "endoftext", or "blank-line": two line ends with at most white space between.
     """
+    whole = before + text
+    ends = [found.end() for found in _SEPARATORS[separator].finditer(whole)]
+    if not before.strip():
+        # the first document; where the text opens with separators, these have found it
+        first = len(whole) - len(whole.lstrip())
+        if not ends or first < ends[0]:
+            ends.insert(0, first)
+    places = np.array(ends, dtype=np.int64)
+    places = places[(places >= len(before)) & (places < len(whole))]
+    if separator == "endoftext" and len(places):
+        # a literal after a literal starts no document
+        places = places[[not whole.startswith(END_OF_TEXT, int(place)) for place in places]]
+    return places - len(before)
 
-    def __init__(self, is_text: npt.NDArray[np.bool_], *, mark: int, num_marks: int) -> None:
-        self._is_text = is_text
-        self._mark = mark
-        self._carry = np.zeros(num_marks, dtype=np.bool_)
 
-    def find(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Places in `ids`, the next piece of the stream, where documents start."""
-        text = self._is_text[ids]
-        places = np.flatnonzero(text | (ids == self._mark))
-        num_marks = len(self._carry)
-        kinds = np.concatenate([self._carry, text[places]])
-        starts = kinds[num_marks:].copy()
-        for back in range(1, num_marks + 1):
-            starts &= ~kinds[num_marks - back : len(kinds) - back]
-        self._carry = kinds[-num_marks:]
-        found: npt.NDArray[np.int64] = places[starts]
-        return found
+def tail_of(before: str, text: str) -> str:
+    """What `document_starts` needs of the end of `before + text`."""
+    short = text[-_TAIL:]
+    if short.strip():
+        return short
+    whole = before + text
+    kept = whole.rstrip()
+    # of white space, however long, only the line ends count, and of them two
+    return kept[-_TAIL:] + "\n" * min(2, whole.count("\n", len(kept)))
 
 
 def check_is_file(path: Path) -> None:
@@ -251,6 +264,7 @@ def survey_text(
     *,
     separator: Separator = "auto",
     clean: bool = False,
+    processes: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Survey:
     """Read a file once for its alphabet, length, hash and separator.
@@ -266,17 +280,12 @@ def survey_text(
     """
     reader = TextReader(path, clean=clean, progress=progress)
     is_used = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
-    blank_lines = DocumentStarts(text_code_points(), mark=ord("\n"), num_marks=2)
     characters = literals = paragraphs = 0
-    for text in reader:
-        codes = code_points(text)
-        if paragraphs < 2:
-            paragraphs += len(blank_lines.find(codes))
-        characters += len(text)
-        if found := text.count(END_OF_TEXT):
-            literals += found
-            codes = code_points(text.replace(END_OF_TEXT, ""))
-        is_used[codes] = True
+    for found in ordered_map(_survey_piece, pieces_of(reader), processes=processes):
+        characters += found.characters
+        literals += found.literals
+        paragraphs += found.paragraphs
+        is_used[found.codes] = True
     kinds: dict[Separator, bool] = {"endoftext": literals > 0, "blank-line": paragraphs > 1}
     if separator == "auto":
         separator = next((kind for kind, occurs in kinds.items() if occurs), "none")
@@ -298,13 +307,46 @@ def survey_text(
     )
 
 
-@cache
-def text_code_points() -> npt.NDArray[np.bool_]:
-    """For every Unicode code point whether it is not white space, (code points,)."""
-    is_text = np.ones(_NUM_CODE_POINTS, dtype=np.bool_)
-    # Unicode has no white space outside its first plane
-    is_text[[code for code in range(1 << 16) if chr(code).isspace()]] = False
-    return is_text
+@dataclasses.dataclass(frozen=True)
+class _PieceSurvey:
+    characters: int
+    literals: int
+    paragraphs: int
+    codes: npt.NDArray[np.int64]
+
+
+def pieces_of(reader: TextReader) -> Iterator[Piece]:
+    """A text in pieces, each after the end of what comes before it.
+
+    They end at line ends, so that words are whole, but where a line is longer than a block.
+    """
+    before = held = ""
+    for block in reader:
+        text = held + block
+        cut = text.rfind("\n") + 1
+        if cut == 0 and len(text) < BLOCK_BYTES:
+            held = text
+            continue
+        text, held = (text[:cut], text[cut:]) if cut else (text, "")
+        yield before, text
+        before = tail_of(before, text)
+    if held:
+        yield before, held
+
+
+def _survey_piece(piece: Piece) -> _PieceSurvey:
+    before, text = piece
+    literals = text.count(END_OF_TEXT)
+    paragraphs = len(document_starts(before, text, "blank-line"))
+    alone = text.replace(END_OF_TEXT, "") if literals else text
+    if alone.isascii():
+        counts = np.bincount(np.frombuffer(alone.encode("ascii"), dtype=np.uint8), minlength=1)
+        codes = np.flatnonzero(counts)
+    else:
+        is_used = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
+        is_used[code_points(alone)] = True
+        codes = np.flatnonzero(is_used)
+    return _PieceSurvey(len(text), literals, paragraphs, codes)
 
 
 def _check_content(path: Path, size: int, alphabet: str) -> None:

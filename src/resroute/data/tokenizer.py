@@ -1,9 +1,9 @@
-"""Characters as tokens, with one optional token for the end of a document."""
+"""What turns text into token ids and back: the protocol, and characters as tokens."""
 
 import dataclasses
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,76 @@ END_OF_TEXT = "<|endoftext|>"
 
 Ids = npt.NDArray[np.int64]
 
+Unknown = Literal["error", "skip", "byte"]
+"""What becomes of characters outside the vocabulary: they are refused, left out, or spelled as the
+bytes of their UTF-8."""
+
+_NUM_BYTES = 256
+
+
+class Tokenizer(Protocol):
+    """What a corpus, a checkpoint and a sampler need of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    @property
+    def end_of_text(self) -> int | None:
+        """Id of the token that ends a document, None where the vocabulary has none."""
+
+    @property
+    def token_bytes(self) -> Ids:
+        """Bytes of UTF-8 that each token stands for, (vocabulary,); the end of text counts one."""
+
+    @property
+    def token_characters(self) -> Ids:
+        """Characters that begin in each token, (vocabulary,); the end of text counts one."""
+
+    def encode(self, text: str) -> Ids:
+        """Ids of `text`, (tokens,); the literal `<|endoftext|>` is one, where it is a token.
+
+        Raises:
+            UserError: Text that the vocabulary cannot spell.
+        """
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, (tokens,); negative ones, with which `generate` pads, are left out.
+
+        Raises:
+            UserError: An id outside the vocabulary.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values from which `tokenizer_from_dict` builds an equal tokenizer."""
+
 
 def code_points(text: str) -> npt.NDArray[np.uint32]:
     """Unicode code points of `text`, (characters,), lone surrogates included."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+def whole_ids(ids: Iterable[int], vocab_size: int) -> list[int]:
+    """One row of ids as whole numbers, without negative ones.
+
+    Raises:
+        UserError: An id outside the vocabulary.
+        ValueError: Not one row of whole numbers.
+    """
+    # one conversion for arrays and tensors, on whatever device they lie
+    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"decode needs one row of whole numbers, got {array.dtype} of shape "
+            f"{array.shape}; decode a batch row by row"
+        )
+    if array.size and array.max() >= vocab_size:
+        raise UserError(
+            f"token id {array.max()} is outside the vocabulary of {vocab_size}; "
+            "it was written by another tokenizer"
+        )
+    return [i for i in values if i >= 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +93,15 @@ class CharTokenizer:
 
     Attributes:
         symbols: Distinct single characters, after which `END_OF_TEXT` may come as the last one.
+        unknown: What becomes of other characters. For "byte" 256 tokens, one a byte, stand between
+            the characters and the end of text.
 
     Raises:
         UserError: No character, a repeated symbol, or one that is not a single character.
     """
 
     symbols: tuple[str, ...]
+    unknown: Unknown = "error"
 
     def __post_init__(self) -> None:
         if self.symbols in ((), (END_OF_TEXT,)):
@@ -52,13 +121,33 @@ class CharTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, the end of text included."""
-        return len(self.symbols)
+        """Number of tokens, bytes and the end of text included."""
+        return len(self.symbols) + (_NUM_BYTES if self.unknown == "byte" else 0)
+
+    @property
+    def characters(self) -> tuple[str, ...]:
+        """The symbols without the end of text."""
+        return self.symbols[:-1] if self.symbols[-1] == END_OF_TEXT else self.symbols
 
     @property
     def end_of_text(self) -> int | None:
         """Id of the end-of-text token, None where the vocabulary has none."""
         return self.vocab_size - 1 if self.symbols[-1] == END_OF_TEXT else None
+
+    @cached_property
+    def token_bytes(self) -> Ids:
+        """See `Tokenizer`."""
+        lengths = [len(symbol.encode()) for symbol in self.characters]
+        return np.array([*lengths, *[1] * (self.vocab_size - len(lengths))], dtype=np.int64)
+
+    @cached_property
+    def token_characters(self) -> Ids:
+        """See `Tokenizer`; a byte that continues a character begins none."""
+        counts = [1] * self.vocab_size
+        if self.unknown == "byte":
+            first = len(self.characters)
+            counts[first : first + _NUM_BYTES] = [int(b & 0xC0 != 0x80) for b in range(_NUM_BYTES)]
+        return np.array(counts, dtype=np.int64)
 
     def encode(self, text: str) -> Ids:
         """Ids of `text`, (tokens,).
@@ -66,40 +155,42 @@ class CharTokenizer:
         The literal `<|endoftext|>` is one token where the vocabulary has it, else its characters.
 
         Raises:
-            UserError: Characters outside the vocabulary.
+            UserError: Characters outside the vocabulary, where they are an error; lone surrogates,
+                where they should be bytes.
         """
         if self.end_of_text is None or END_OF_TEXT not in text:
             return self._look_up(text, text)
         pieces = text.split(END_OF_TEXT)
-        places = np.cumsum([len(piece) for piece in pieces[:-1]])
-        return np.insert(self._look_up("".join(pieces), text), places, self.end_of_text)
+        if self.unknown == "error":
+            places = np.cumsum([len(piece) for piece in pieces[:-1]])
+            return np.insert(self._look_up("".join(pieces), text), places, self.end_of_text)
+        rows = [self._look_up(piece, text) for piece in pieces]
+        places = np.cumsum([len(row) for row in rows[:-1]])
+        return np.insert(np.concatenate(rows), places, self.end_of_text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`: whole numbers in an iterable, an array or a tensor, (tokens,).
 
-        Negative ids, with which `generate` pads, are left out.
+        Negative ids, with which `generate` pads, are left out. Bytes that are no UTF-8 become the
+        replacement character.
 
         Raises:
             UserError: An id outside the vocabulary.
         """
-        # one conversion for arrays and tensors, on whatever device they lie
-        values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-        array = np.asarray(values)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ValueError(
-                f"decode needs one row of whole numbers, got {array.dtype} of shape "
-                f"{array.shape}; decode a batch row by row"
-            )
-        if array.size and array.max() >= self.vocab_size:
-            raise UserError(
-                f"token id {array.max()} is outside the vocabulary of {self.vocab_size}; "
-                "it was written by another tokenizer"
-            )
-        return "".join([self.symbols[i] for i in values if i >= 0])
+        values = whole_ids(ids, self.vocab_size)
+        if self.unknown != "byte":
+            return "".join([self.symbols[i] for i in values])
+        return b"".join([self._spelled[i] for i in values]).decode("utf-8", "replace")
+
+    def unknown_in(self, text: str) -> int:
+        """How many characters of `text` are outside the vocabulary."""
+        alone = text if self.end_of_text is None else text.replace(END_OF_TEXT, "")
+        return int((self._codes_to_ids(alone) < 0).sum())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values from which `from_dict` builds an equal tokenizer."""
-        return {"type": "character", **config.to_dict(self)}
+        # what is at its default is left out: vocabularies from before it existed are equal
+        return {"type": "character", **config.from_defaults(self)}
 
     @classmethod
     def from_dict(cls, data: Any, *, where: str = "tokenizer") -> "CharTokenizer":
@@ -120,28 +211,56 @@ class CharTokenizer:
             raise UserError(f"{place}{message}") from None
 
     @cached_property
-    def _table(self) -> Ids:
-        characters = self.symbols if self.end_of_text is None else self.symbols[:-1]
-        codes = [ord(character) for character in characters]
+    def _spelled(self) -> list[bytes]:
+        spelled = [symbol.encode() for symbol in self.characters]
+        spelled += [bytes([value]) for value in range(_NUM_BYTES)]
+        return [*spelled, END_OF_TEXT.encode()]
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.int32]:
+        codes = [ord(character) for character in self.characters]
         # the entry past the highest code answers for every code above it
-        table = np.full(max(codes) + 2, -1, dtype=np.int64)
+        table = np.full(max(*codes, 127) + 2, -1, dtype=np.int32)
         table[codes] = np.arange(len(codes))
         return table
 
+    def _codes_to_ids(self, text: str) -> npt.NDArray[np.int32]:
+        if text.isascii():
+            return self._table.take(np.frombuffer(text.encode("ascii"), dtype=np.uint8))
+        return self._table.take(code_points(text), mode="clip")
+
     def _look_up(self, characters: str, text: str) -> Ids:
         """Ids of `characters`, which are `text` without its end-of-text literals."""
-        ids = self._table.take(code_points(characters), mode="clip")
-        if ids.size and ids.min() < 0:
-            raise self._unknown(text)
-        return ids
+        ids = self._codes_to_ids(characters)
+        if not ids.size or ids.min() >= 0:
+            return ids.astype(np.int64)
+        if self.unknown == "error":
+            raise self._refusal(text)
+        if self.unknown == "skip":
+            return ids[ids >= 0].astype(np.int64)
+        return self._with_bytes(characters, ids)
 
-    def _unknown(self, text: str) -> UserError:
+    def _with_bytes(self, characters: str, ids: npt.NDArray[np.int32]) -> Ids:
+        first, places = len(self.characters), np.flatnonzero(ids < 0)
+        rows: list[npt.NDArray[Any]] = []
+        last = 0
+        for place in places.tolist():
+            try:
+                spelled = characters[place].encode()
+            except UnicodeEncodeError:
+                raise UserError(
+                    f"{characters[place]!a} is half of a character and has no bytes; remove it"
+                ) from None
+            rows += [ids[last:place], np.frombuffer(spelled, dtype=np.uint8) + np.int64(first)]
+            last = place + 1
+        return np.concatenate([*rows, ids[last:]]).astype(np.int64)
+
+    def _refusal(self, text: str) -> UserError:
         searched = text
         if self.end_of_text is not None:
             # known characters in place of each literal keep the places
             searched = text.replace(END_OF_TEXT, self.symbols[0] * len(END_OF_TEXT))
-        ids = self._table.take(code_points(searched), mode="clip")
-        places = np.flatnonzero(ids < 0).tolist()
+        places = np.flatnonzero(self._codes_to_ids(searched) < 0).tolist()
         unknown = list(dict.fromkeys(text[place] for place in places))
         line = text.count("\n", 0, places[0]) + 1
         column = places[0] - text.rfind("\n", 0, places[0])

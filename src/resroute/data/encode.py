@@ -1,0 +1,274 @@
+"""The second pass over a text: pieces to token ids, written as splits.
+
+Positions in a text are counted in characters, an `<|endoftext|>` that is a token as one, so that
+they do not depend on the tokenizer.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from resroute.config import UserError
+from resroute.data.corpora import Split, SplitMeta, smallest_dtype, tokens_file
+from resroute.data.pool import ordered_map
+from resroute.data.subword import SubwordTokenizer, tokenizer_from_dict
+from resroute.data.text import Piece, Separator, document_starts
+from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Ids, Tokenizer
+
+_EXTRA = len(END_OF_TEXT) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """A piece as tokens.
+
+    Attributes:
+        ids: (tokens,) in the corpus's type.
+        starts: Positions in the piece where documents start, or where it may be cut.
+        start_tokens: Places of the same in `ids`.
+        length: Positions in the piece.
+        bytes: Of UTF-8, an end of text counted as one.
+        characters: Likewise.
+        unknown: Characters that were left out or spelled as bytes.
+    """
+
+    ids: npt.NDArray[np.unsignedinteger[Any]]
+    starts: Ids
+    start_tokens: Ids
+    length: int
+    bytes: int
+    characters: int
+    unknown: int
+
+
+class Encoder:
+    """Turns pieces into tokens; made once in each process."""
+
+    def __init__(self, tokenizer: Tokenizer, separator: Separator, goals: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self.separator = separator
+        self.goals = goals
+        self.dtype = np.dtype(smallest_dtype(tokenizer.vocab_size)).newbyteorder("<")
+        # the literal is a token where it parts documents
+        self.is_token = separator == "endoftext"
+
+    def encode(self, piece: Piece, position: int) -> Encoded:
+        """Encode a piece that begins at a position of the text."""
+        before, text = piece
+        literals = text.count(END_OF_TEXT) if self.is_token else 0
+        length = len(text) - _EXTRA * literals
+        if self.separator == "none":
+            local = [goal - position for goal in self.goals]
+            places = np.array([p for p in local if 0 <= p < length], dtype=np.int64)
+            starts = places
+        else:
+            places = document_starts(before, text, self.separator)
+            starts = places - _EXTRA * _literals_before(text, places) if literals else places
+        ids, start_tokens = self._tokens(text, places, starts, length)
+        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        unknown = 0
+        characters = length
+        if isinstance(self.tokenizer, CharTokenizer) and self.tokenizer.unknown != "error":
+            unknown = self.tokenizer.unknown_in(text)
+        num_bytes -= _EXTRA * literals
+        if unknown and len(ids) < length:
+            # what is left out is not counted
+            num_bytes = int(self.tokenizer.token_bytes[ids].sum())
+            characters = int(self.tokenizer.token_characters[ids].sum())
+        return Encoded(
+            ids.astype(self.dtype), starts, start_tokens, length, num_bytes, characters, unknown
+        )
+
+    def _tokens(
+        self, text: str, places: Ids, starts: Ids, length: int
+    ) -> tuple[npt.NDArray[Any], Ids]:
+        """Ids of a piece, and where among them the documents start."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, CharTokenizer):
+            ids = tokenizer.encode(text)
+            if len(ids) == length:
+                return ids, starts
+        cuts = [0, *places.tolist(), len(text)]
+        parts = [text[first:last] for first, last in itertools.pairwise(cuts)]
+        rows: list[Any]
+        if isinstance(tokenizer, SubwordTokenizer):
+            rows = tokenizer.encode_all(parts)
+        else:
+            rows = [tokenizer.encode(part) for part in parts]
+        ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+        return np.concatenate([np.asarray(row, dtype=np.int64) for row in rows]), ends[:-1]
+
+
+def _literals_before(text: str, places: Ids) -> Ids:
+    found, first = [], text.find(END_OF_TEXT)
+    while first >= 0:
+        found.append(first)
+        first = text.find(END_OF_TEXT, first + 1)
+    return np.searchsorted(np.array(found, dtype=np.int64), places)
+
+
+_ENCODER: list[Encoder] = []
+
+
+def _prepare(tokenizer: dict[str, Any], separator: Separator, goals: Sequence[int]) -> None:
+    _ENCODER[:] = [Encoder(tokenizer_from_dict(tokenizer), separator, goals)]
+
+
+def _encode(work: tuple[Piece, int]) -> Encoded:
+    return _ENCODER[0].encode(*work)
+
+
+def encoded(
+    pieces: Iterable[Piece],
+    tokenizer: Tokenizer,
+    separator: Separator,
+    goals: Sequence[int],
+    *,
+    processes: int,
+) -> Iterator[Encoded]:
+    """Encode the pieces of a text, in order, by several processes.
+
+    Args:
+        pieces: All of the text.
+        tokenizer: Of the corpus.
+        separator: Of documents; "none" lets the text be cut at the goals alone.
+        goals: Positions from which on the next split begins.
+        processes: See `ordered_map`.
+    """
+    is_token = separator == "endoftext"
+
+    def placed() -> Iterator[tuple[Piece, int]]:
+        position = 0
+        for piece in pieces:
+            yield piece, position
+            text = piece[1]
+            position += len(text) - (_EXTRA * text.count(END_OF_TEXT) if is_token else 0)
+
+    return ordered_map(
+        _encode,
+        placed(),
+        processes=processes,
+        prepare=_prepare,
+        arguments=(tokenizer.to_dict(), separator, tuple(goals)),
+    )
+
+
+class SplitWriter(contextlib.AbstractContextManager["SplitWriter"]):
+    """Writes one split's token file and counts and hashes what it writes."""
+
+    def __init__(self, folder: Path, split: Split, tokenizer: Tokenizer) -> None:
+        self._dtype = np.dtype(smallest_dtype(tokenizer.vocab_size)).newbyteorder("<")
+        self._tokenizer = tokenizer
+        self._file = (folder / tokens_file(split)).open("wb")
+        self._hash = hashlib.sha256()
+        self.tokens = self.documents = self.bytes = self.characters = 0
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(
+        self,
+        ids: npt.NDArray[Any],
+        *,
+        documents: int,
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        """Add tokens; `size` is their bytes and characters, counted where it is None."""
+        found = ids.astype(self._dtype, copy=False)
+        self._file.write(found.data)
+        self._hash.update(found.data)
+        if size is None:
+            used = np.bincount(ids, minlength=self._tokenizer.vocab_size)
+            size = (
+                int(used @ self._tokenizer.token_bytes),
+                int(used @ self._tokenizer.token_characters),
+            )
+        self.tokens += len(ids)
+        self.documents += documents
+        self.bytes += size[0]
+        self.characters += size[1]
+
+    def finish(self) -> SplitMeta:
+        """What was written; the file is closed by leaving the context."""
+        self._file.flush()
+        return SplitMeta(
+            tokens=self.tokens,
+            documents=self.documents,
+            sha256=self._hash.hexdigest(),
+            bytes=self.bytes,
+            characters=self.characters,
+        )
+
+
+def write_splits(
+    pieces: Iterable[Encoded],
+    writers: Sequence[SplitWriter],
+    goals: Sequence[int],
+    *,
+    has_documents: bool,
+) -> tuple[int, int]:
+    """Write a text into splits, each cut at the first start of a document past its goal.
+
+    Args:
+        pieces: All of the text.
+        writers: Of the splits in the order in which they lie in the text.
+        goals: One less than there are writers.
+        has_documents: Whether each split must begin with one; else it is cut at its goal.
+
+    Returns:
+        How many splits have text, and how many characters were unknown.
+    """
+    current = position = unknown = 0
+    for piece in pieces:
+        ids, starts, tokens = piece.ids, piece.starts, piece.start_tokens
+        size = (piece.bytes, piece.characters)
+        done = 0
+        unknown += piece.unknown
+        while current < len(goals):
+            # a split has at least one document
+            first = int(has_documents and not writers[current].documents)
+            place = max(int(np.searchsorted(starts, goals[current] - position)), first)
+            if place >= len(starts):
+                break
+            cut = int(tokens[place]) - done
+            head = _sizes(writers[current], ids[:cut])
+            writers[current].write(ids[:cut], documents=place, size=head)
+            size = (size[0] - head[0], size[1] - head[1])
+            ids, starts, tokens = ids[cut:], starts[place:], tokens[place:]
+            done += cut
+            current += 1
+        writers[current].write(ids, documents=len(starts), size=size)
+        position += piece.length
+    return current + 1, unknown
+
+
+def _sizes(writer: SplitWriter, ids: npt.NDArray[Any]) -> tuple[int, int]:
+    tokenizer = writer._tokenizer
+    used = np.bincount(ids, minlength=tokenizer.vocab_size)
+    return int(used @ tokenizer.token_bytes), int(used @ tokenizer.token_characters)
+
+
+def require_room(
+    filled: int, splits: Sequence[Split], separator: Separator, characters: int, where: str
+) -> None:
+    """Refuse a text whose documents leave a split without text.
+
+    Raises:
+        UserError: So many splits were filled, and not all.
+    """
+    if filled == len(splits):
+        return
+    if separator == "none":
+        raise UserError(f"{where}: {characters} characters are too few for three splits; add text")
+    raise UserError(
+        f"{where}: no document starts late enough to begin {splits[filled]} (separator "
+        f"{separator})\nuse --separator none, or a smaller share for "
+        f"{' and '.join(splits[:filled])}"
+    )
