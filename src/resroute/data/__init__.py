@@ -1,17 +1,14 @@
 """Text, tokens and corpora: from a file or the storyworld generator to batches."""
 
 from resroute.data.corpora import SPLITS, Corpus, CorpusMeta, Split, SplitMeta, open_corpus
-from resroute.data.loader import (
-    IGNORED_TARGET,
-    EvaluationSet,
-    Floor,
-    evaluation_windows,
-    training_batch,
-)
+from resroute.data.evaluation import IGNORED_TARGET, EvaluationSet, Floor, evaluation_windows
+from resroute.data.loader import Mixture, training_batch
+from resroute.data.order import Order
 from resroute.data.prepare import prepare_storyworld, prepare_text
 from resroute.data.storyworld import Story, stories
+from resroute.data.subword import SubwordTokenizer, tokenizer_from_dict
 from resroute.data.text import Separator, Survey, TextReader, survey_text
-from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer
+from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Tokenizer
 
 __all__ = [
     "END_OF_TEXT",
@@ -22,17 +19,22 @@ __all__ = [
     "CorpusMeta",
     "EvaluationSet",
     "Floor",
+    "Mixture",
+    "Order",
     "Separator",
     "Split",
     "SplitMeta",
     "Story",
+    "SubwordTokenizer",
     "Survey",
     "TextReader",
+    "Tokenizer",
     "evaluation_windows",
     "open_corpus",
     "prepare_storyworld",
     "prepare_text",
     "stories",
     "survey_text",
+    "tokenizer_from_dict",
     "training_batch",
 ]

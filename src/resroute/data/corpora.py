@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from resroute import config
 from resroute.config import UserError
+from resroute.data.order import DocumentOrder
 from resroute.data.subword import tokenizer_from_dict
 from resroute.data.text import Separator
 from resroute.data.tokenizer import Tokenizer
@@ -126,6 +127,17 @@ class Corpus:
         """Each document's -log p in nats, (documents,), where the source knows it."""
         path = self.path / nats_file(split)
         return np.fromfile(path, dtype="<f8") if path.exists() else None
+
+    def document_order(self, seed: int) -> DocumentOrder | None:
+        """The order `documents` of the train split; None where no end of text closes documents."""
+        if seed not in self._orders:
+            ends = self.document_ends("train")
+            self._orders[seed] = DocumentOrder(ends, seed) if len(ends) else None
+        return self._orders[seed]
+
+    @cached_property
+    def _orders(self) -> dict[int, DocumentOrder | None]:
+        return {}
 
     @cached_property
     def longest_document(self) -> int:

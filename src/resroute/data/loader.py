@@ -1,4 +1,4 @@
-"""Batches for training and fixed windows for evaluation.
+"""Training batches.
 
 Stateless: what a step trains on depends on (seed, step) alone, so a resumed run and every method
 compared see equal data. B batch, T tokens (the context), N windows.
@@ -7,171 +7,174 @@ compared see equal data. B batch, T tokens (the context), N windows.
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from resroute.config import UserError
-from resroute.data.corpora import Corpus, Split
-
-IGNORED_TARGET = -100
-
-Places = npt.NDArray[np.int64]
+from resroute.data.corpora import Corpus
+from resroute.data.evaluation import is_aligned, require_window, too_short
+from resroute.data.order import Order, Places, window_starts
 
 
 @dataclasses.dataclass(frozen=True)
-class Floor:
-    """The loss that a perfect model has.
+class Mixture:
+    """Several corpora of one vocabulary, read by weight.
 
     Attributes:
-        nats: Per counted target.
-        exact: False where `nats` is a lower bound.
+        corpora: Each with its share of the windows; shares sum to one.
     """
 
-    nats: float
-    exact: bool
+    corpora: tuple[tuple[Corpus, float], ...]
 
+    def __post_init__(self) -> None:
+        (main, _), *others = self.corpora
+        for corpus, share in self.corpora:
+            if not 0 < share <= 1:
+                raise UserError(f"{corpus.path}: its share must be over 0 and at most 1: {share}")
+        if abs(sum(share for _, share in self.corpora) - 1) > 1e-9:
+            raise UserError("the shares of the mixed corpora must sum to 1")
+        for corpus, _ in others:
+            if corpus.tokenizer != main.tokenizer:
+                raise UserError(
+                    f"{corpus.path} has another vocabulary than {main.path}; prepare it with "
+                    f"--tokens {main.path}"
+                )
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class EvaluationSet:
-    """Windows on which a model is evaluated.
+    def places(
+        self, context: int, batch_size: int, seed: int, step: int, order: Order
+    ) -> list[tuple[Corpus, Places]]:
+        """The windows of a step: each corpus with its next ones, mixed by a shuffle of the step."""
+        rows: list[tuple[Corpus, Places]] = []
+        before, after = self.read(batch_size, step), self.read(batch_size, step + 1)
+        for number, (corpus, _) in enumerate(self.corpora):
+            found = train_places(
+                corpus,
+                context,
+                # corpora of equal length must not be read in step
+                seed if number == 0 else seed + 7919 * number,
+                order,
+                step=step,
+                first=before[number],
+                count=after[number] - before[number],
+            )
+            rows += [(corpus, place) for place in found]
+        return [rows[i] for i in np.random.default_rng([seed, step, 4]).permutation(len(rows))]
 
-    Attributes:
-        inputs: Token ids, (N, T) int64.
-        targets: The next token of each input, (N, T) int64; -100 is not counted.
-        floor: The least possible mean loss, where the source of the text knows it.
-    """
+    def read(self, batch_size: int, step: int) -> list[int]:
+        """Windows of each corpus in all steps before one: its share of them, rounded.
 
-    inputs: Tensor
-    targets: Tensor
-    floor: Floor | None
+        The first takes its share of all, the next its share of what is left, and so on: each count
+        grows by no more than the batch, and none ever shrinks.
+        """
+        left, share_left = batch_size * step, 1.0
+        counts = []
+        for _, share in self.corpora[:-1]:
+            counts.append(int(np.floor(min(1.0, share / share_left) * left + 0.5)))
+            left -= counts[-1]
+            share_left -= share
+        return [*counts, left]
 
 
 def training_batch(
-    corpus: Corpus,
+    corpus: Corpus | Mixture,
     *,
     context: int,
     batch_size: int,
     seed: int,
     step: int,
     rows: slice | None = None,
+    order: Order = "uniform",
 ) -> tuple[Tensor, Tensor]:
     """Inputs and targets of one step, (B, T) int64 each, from the train split.
 
-    `rows` reads only some windows of the batch: the share of one of several processes.
+    Order `uniform`: window starts are uniform over the split. In an aligned corpus whose documents
+    all fit into the context they are uniform over the end-of-text tokens, so that a window opens
+    like those of `evaluation_windows`: with the end of text and then a document's first token.
+    `windows` and `documents` read everything once in an epoch, see `Order`.
 
-    Window starts are uniform over the split. In an aligned corpus whose documents all fit into the
-    context they are uniform over the end-of-text tokens, so that a window opens like those of
-    `evaluation_windows`: with the end of text and then a document's first token.
+    Args:
+        corpus: One corpus, or several by weight.
+        context: T.
+        batch_size: B.
+        seed: Of the run.
+        step: Counted from zero.
+        rows: Reads only some windows of the batch: the share of one of several processes.
+        order: See `Order`.
 
     Raises:
-        UserError: The split is shorter than one window.
+        UserError: A split that is shorter than one window, or that has no documents where they are
+            asked for.
     """
-    _require_room(corpus, "train", context)
-    random = np.random.default_rng([seed, step])
-    num_starts = corpus.split("train").tokens - context
-    if _is_aligned(corpus, context):
-        ends = corpus.document_ends("train")
-        ends = ends[: np.searchsorted(ends, num_starts)]
-        if len(ends) == 0:
-            raise _too_short(corpus, "train", context)
-        starts = ends[random.integers(len(ends), size=batch_size)]
+    if isinstance(corpus, Mixture):
+        places = corpus.places(context, batch_size, seed, step, order)
     else:
-        starts = random.integers(num_starts, size=batch_size)
-    return _windows(corpus, "train", starts if rows is None else starts[rows], context)
+        places = [
+            (corpus, place)
+            for place in train_places(
+                corpus, context, seed, order, step=step, first=step * batch_size, count=batch_size
+            )
+        ]
+    return _read(places if rows is None else places[rows])
 
 
-def evaluation_windows(
-    corpus: Corpus, split: Split = "val", *, context: int, max_windows: int
-) -> EvaluationSet:
-    """At most `max_windows` windows, spread evenly over a split; equal at every call.
+def train_places(
+    corpus: Corpus,
+    context: int,
+    seed: int,
+    order: Order,
+    *,
+    step: int,
+    first: int,
+    count: int,
+) -> Places:
+    """Places in the train split of the tokens of some windows and their last targets, (N, T + 1).
 
-    Plain text gives windows that do not overlap, without a floor. An aligned corpus gives windows
-    of whole documents: the end of text as the first input, then as many documents as fit, each
-    with its end of text as a target; what is left over is not counted, and the floor is exact.
-    Where some document does not fit into the context, an aligned corpus is cut like plain text;
-    the floor is then the split's mean per token, a lower bound because a window hides the context
-    that lies before it.
+    Args:
+        corpus: Its train split.
+        context: T.
+        seed: Of the run.
+        order: See `Order`.
+        step: Seeds the draws of `uniform`.
+        first: Windows that the run has read of this corpus before.
+        count: N.
 
     Raises:
-        UserError: The split is shorter than one window, or `max_windows` is below one.
+        UserError: As `training_batch`.
     """
-    if max_windows < 1:
-        raise UserError(f"evaluation needs max_windows of at least 1, got {max_windows}")
-    if _is_aligned(corpus, context):
-        return _document_windows(corpus, split, context, max_windows)
-    _require_room(corpus, split, context)
-    num_windows = (corpus.split(split).tokens - 1) // context
-    starts = context * _spread(num_windows, max_windows)
-    inputs, targets = _windows(corpus, split, starts, context)
-    nats = corpus.document_nats(split)
-    floor = None
-    if nats is not None:
-        floor = Floor(float(nats.sum()) / corpus.split(split).tokens, exact=False)
-    return EvaluationSet(inputs=inputs, targets=targets, floor=floor)
+    require_window(corpus, "train", context)
+    tokens = corpus.split("train").tokens
+    if order == "documents":
+        found = corpus.document_order(seed)
+        if found is None or found.windows_per_epoch(context) < 1:
+            raise UserError(
+                f"{corpus.path}: has too few documents with an end of text for order=documents; "
+                "use order=windows"
+            )
+        rows = [found.places(first + row, context) for row in range(count)]
+        return np.stack(rows) if rows else np.zeros((0, context + 1), dtype=np.int64)
+    if order == "windows":
+        positions = np.arange(first, first + count)
+        starts = window_starts(positions, tokens=tokens, context=context, seed=seed)
+    else:
+        random = np.random.default_rng([seed, step])
+        starts = _uniform_starts(corpus, context, random, count)
+    return starts[:, None] + np.arange(context + 1)
 
 
-def _document_windows(
-    corpus: Corpus, split: Split, context: int, max_windows: int
-) -> EvaluationSet:
-    end_of_text = corpus.tokenizer.end_of_text
-    nats = corpus.document_nats(split)
-    assert end_of_text is not None
-    # document i holds the tokens past bounds[i] up to bounds[i + 1], its end of text included
-    bounds = np.concatenate([[-1], corpus.document_ends(split)])
-    firsts = _packed(bounds, context)
-    chosen = _spread(len(firsts) - 1, max_windows)
-    shape = (len(chosen), context)
-    inputs = np.full(shape, end_of_text, dtype=np.int64)
-    targets = np.full(shape, IGNORED_TARGET, dtype=np.int64)
-    tokens = corpus.tokens(split)
-    total = 0.0
-    for row, window in enumerate(chosen):
-        first, last = firsts[window], firsts[window + 1]
-        text = tokens[bounds[first] + 1 : bounds[last] + 1]
-        inputs[row, 1 : len(text)] = text[:-1]
-        targets[row, : len(text)] = text
-        if nats is not None:
-            total += float(nats[first:last].sum())
-    counted = int((targets != IGNORED_TARGET).sum())
-    floor = Floor(total / counted, exact=True) if nats is not None else None
-    return EvaluationSet(
-        inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets), floor=floor
-    )
+def _uniform_starts(
+    corpus: Corpus, context: int, random: np.random.Generator, count: int
+) -> Places:
+    num_starts = corpus.split("train").tokens - context
+    if not is_aligned(corpus, context):
+        return random.integers(num_starts, size=count)
+    ends = corpus.document_ends("train")
+    ends = ends[: np.searchsorted(ends, num_starts)]
+    if len(ends) == 0:
+        raise too_short(corpus, "train", context)
+    return ends[random.integers(len(ends), size=count)]
 
 
-def _packed(bounds: Places, context: int) -> list[int]:
-    """First document of each window of whole documents, then the number of documents."""
-    firsts = [0]
-    while firsts[-1] < len(bounds) - 1:
-        reach = bounds[firsts[-1]] + context
-        firsts.append(int(np.searchsorted(bounds, reach, side="right")) - 1)
-    return firsts
-
-
-def _spread(available: int, wanted: int) -> Places:
-    """At most `wanted` of `available` places, evenly apart."""
-    count = min(available, wanted)
-    return np.arange(count) * available // count
-
-
-def _windows(corpus: Corpus, split: Split, starts: Places, context: int) -> tuple[Tensor, Tensor]:
-    places = starts[:, None] + np.arange(context + 1)
-    tokens = torch.from_numpy(corpus.tokens(split)[places].astype(np.int64))
+def _read(rows: list[tuple[Corpus, Places]]) -> tuple[Tensor, Tensor]:
+    found = [corpus.tokens("train")[places].astype(np.int64) for corpus, places in rows]
+    tokens = torch.from_numpy(np.stack(found))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-def _is_aligned(corpus: Corpus, context: int) -> bool:
-    return corpus.aligned and corpus.longest_document <= context
-
-
-def _require_room(corpus: Corpus, split: Split, context: int) -> None:
-    if corpus.split(split).tokens < context + 1:
-        raise _too_short(corpus, split, context)
-
-
-def _too_short(corpus: Corpus, split: Split, context: int) -> UserError:
-    return UserError(
-        f"{corpus.path}: the {split} split has {corpus.split(split).tokens} tokens, too few for a "
-        f"window of context {context} and its targets\nlower the context, or prepare more text"
-    )
