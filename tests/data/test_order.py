@@ -1,5 +1,7 @@
 """Orders of reading: permutations by position, windows and documents once an epoch, mixtures."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -75,7 +77,7 @@ def test_an_epoch_of_documents_reads_each_once_and_whole():
         # within a document places follow each other
         jumps = np.flatnonzero(np.diff(read) != 1)
         assert all(read[jump] in ends for jump in jumps)
-        for first, second in zip(windows, windows[1:], strict=False):
+        for first, second in itertools.pairwise(windows):
             assert first[-1] == second[0]
     assert order.places(4, context).tolist() == DocumentOrder(ends, 3).places(4, context).tolist()
 

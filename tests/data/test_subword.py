@@ -28,15 +28,16 @@ def test_any_text_comes_back(tokenizer, text):
 
 
 def test_words_are_merged_and_the_end_is_one_token(tokenizer):
-    assert tokenizer.vocab_size == 300
+    # the text has no more words to merge
+    assert tokenizer.vocab_size == 292
     assert tokenizer.end_of_text == 0
     ids = tokenizer.encode(f"the cat{END_OF_TEXT}the mat").tolist()
     assert ids.count(0) == 1
     assert len(ids) < 9
     assert tokenizer.decode(ids) == f"the cat{END_OF_TEXT}the mat"
     assert tokenizer.decode(np.array([*ids, -1])) == f"the cat{END_OF_TEXT}the mat"
-    with pytest.raises(rr.UserError, match="token id 300 is outside the vocabulary of 300"):
-        tokenizer.decode([300])
+    with pytest.raises(rr.UserError, match="token id 292 is outside the vocabulary of 292"):
+        tokenizer.decode([292])
     with pytest.raises(rr.UserError, match="half of a character"):
         tokenizer.encode("a\ud800")
 
@@ -55,7 +56,7 @@ def test_a_tokenizer_survives_json(tokenizer, tmp_path):
         rr.UserError, match=r"tokenizer\.json: no tokenizer that `tokenizers` reads"
     ):
         SubwordTokenizer.from_file(path)
-    with pytest.raises(rr.UserError, match="needs the object of a tokenizer.json"):
+    with pytest.raises(rr.UserError, match=r"needs the object of a tokenizer\.json"):
         tokenizer_from_dict({"type": "subword"})
     with pytest.raises(rr.UserError, match="the file is missing"):
         SubwordTokenizer.from_file(tmp_path / "no.json")
@@ -81,7 +82,7 @@ def test_tokens_of_other_families_are_measured_by_their_text():
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_corpus_of_subwords_is_the_text_again(tmp_path, processes):
     source = tmp_path / "t.txt"
-    text = "".join(f"{TEXT}story {i}\n{END_OF_TEXT}\n" for i in range(20))
+    text = "".join(f"{TEXT}story {i}\n{END_OF_TEXT}\n" for i in range(60))
     source.write_text(text)
     corpus = rr.prepare_text(source, tmp_path / "c", tokens=300, processes=processes)
     splits = [corpus.tokenizer.decode(corpus.tokens(split)) for split in SPLITS]
