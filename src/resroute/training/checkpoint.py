@@ -15,7 +15,7 @@ from resroute.config import UserError, from_dict, to_dict
 from resroute.data import CharTokenizer
 from resroute.files import digest, new_folder, parse_object, read_text, write_json
 from resroute.training.config import TrainConfig
-from resroute.training.distributed import World
+from resroute.training.distributed import OtherRankError, World
 from resroute.training.tensors import (
     REMEDY,
     Groups,
@@ -92,6 +92,36 @@ def save(
         UserError: The disk does not take it; earlier checkpoints stay as they are.
     """
     target = folder / f"step_{progress.step:06d}"
+    failure: UserError | None = None
+    try:
+        _write(target, groups, progress, config, tokenizer, world)
+    except OtherRankError:
+        raise
+    except UserError as error:
+        failure = error
+    # said by the main process, known to all
+    world.from_main(lambda: _raise(failure))
+    _raise(failure)
+    if world.is_main:
+        for old in _not_kept(folder, config.keep):
+            shutil.rmtree(old)
+    world.wait()
+    return target
+
+
+def _raise(failure: UserError | None) -> None:
+    if failure is not None:
+        raise failure
+
+
+def _write(
+    target: Path,
+    groups: Groups,
+    progress: Progress,
+    config: TrainConfig,
+    tokenizer: CharTokenizer,
+    world: World,
+) -> None:
     with _new_folder(target, world) as new:
         if config.checkpoint_layout == "sharded":
             write_sharded(new, groups)
@@ -101,11 +131,6 @@ def save(
             if config.checkpoint_layout == "sharded":
                 shard_sizes(new)
             write_json(new / "state.json", _state(new, progress, config, tokenizer))
-    if world.is_main:
-        for old in _not_kept(folder, config.keep):
-            shutil.rmtree(old)
-    world.wait()
-    return target
 
 
 @contextmanager
@@ -218,7 +243,7 @@ def _saved(path: Path, state: dict[str, Any]) -> Saved:
             seconds=float(state["seconds"]),
             numerics=dict(state.get("numerics", {})),
         ),
-        config=from_dict(TrainConfig, state["config"], where=f"{path}: config"),
+        config=from_dict(TrainConfig, state["config"], where="config"),
         tokenizer=CharTokenizer.from_dict(state["tokenizer"]),
         layout=layout,
     )

@@ -86,7 +86,7 @@ class Trainer:
         config = self.config
         # its kernels may have to be built: by one process for all
         self.world.from_main(lambda: ops.prepare(self.routing))
-        ops.prepare(self.routing)
+        self.world.together(lambda: ops.prepare(self.routing))
         if self.world.is_main:
             self.run.add_session(self.step, self._environment())
         self.listener.message(self._headline())
@@ -240,9 +240,11 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest good checkpoint; without one, from the start."""
-        progress = resume_from(
-            self.run, self.learner, self.config, self.corpus, self.numerics, self.world,
-            self.listener,
+        progress = self.world.together(
+            lambda: resume_from(
+                self.run, self.learner, self.config, self.corpus, self.numerics, self.world,
+                self.listener,
+            )
         )  # fmt: skip
         if progress is not None:
             self.step = self.saved_step = progress.step
