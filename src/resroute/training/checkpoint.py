@@ -139,8 +139,9 @@ def _new_folder(target: Path, world: World) -> Iterator[Path]:
     if not world.is_main:
         yield world.from_main(Path)
         return
-    # left by a run that went on from before it, since it was damaged
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        # too damaged to be looked at when the run went on
+        set_aside(target)
     with new_folder(target) as new:
         world.from_main(lambda: new)
         yield new
@@ -178,6 +179,14 @@ def candidates(folder: Path) -> list[Path]:
         if match and (path / "state.json").is_file():
             found.append((int(match[1]), path))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged checkpoint a name that is not looked for; returns it."""
+    number = 1
+    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return path.rename(kept)
 
 
 def best(folder: Path) -> Path | None:

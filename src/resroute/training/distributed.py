@@ -31,8 +31,8 @@ _BUFFERS_STAY: dict[str, Any] = {
 
 
 # the latest group of torch's: kept, since where DDP's reducer is the last to let go of it, as after
-# an error whose traceback has the model, torch 2.13 can wait for ever for gloo's threads, which wait
-# for the interpreter
+# an error whose traceback has the model, torch 2.13 can wait for ever for gloo's threads, which
+# wait for the interpreter
 _latest: list[Any] = []
 
 
