@@ -53,7 +53,7 @@ check: $(VENV)/.dev
 golden: $(VENV)/.dev
 	$(BIN)/python scripts/golden.py
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.installed
 	$(BIN)/resroute bench step $(ARGS)
 
 clean:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from resroute.bench import Comparison, Listener, Settings, lines
+from resroute.bench import Comparison, Listener, Settings, footer, lines
 from resroute.bench.check import Truth
 from resroute.bench.settings import VOCABULARY, served
 from resroute.bench.step import alternate_steps
@@ -42,7 +42,7 @@ def attn_res(settings: Settings) -> tuple[nn.Module, Loss]:
         max_seq_len=settings.context,
         ffn_mult=4.0,
         attn_res_mode=package.AttnResMode.BLOCK,
-        n_blocks=settings.blocks,
+        n_blocks=settings.num_blocks,
     )
     model = package.AttnResTransformer(config)
     return model, lambda tokens, targets: model(tokens, targets)[1]
@@ -90,11 +90,14 @@ PEERS: tuple[Peer, ...] = (
 def compare(settings: Settings, listener: Listener) -> Iterator[Comparison]:
     """Time our step of each peer's method in turn with theirs; ours is checked first."""
     backend = served("auto", settings)
+    missing: set[str] = set()
     for package, label, residual, make in PEERS:
         try:
             release = version(package)
         except PackageNotFoundError:
-            listener.message(f"{package} is not installed: left out")
+            if package not in missing:
+                listener.message(f"{package} is not installed: left out")
+            missing.add(package)
             continue
         truth = Truth(settings, residual)
         deviation = {"formula": truth.require_formula(backend)}
@@ -134,19 +137,39 @@ class Lines(Listener):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("layers", 48), ("dim", 256), ("batch", 8), ("context", 256)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--blocks", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="ours (on)")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    for name, default, words in (
+        ("layers", 48, "layers of attention and MLP"),
+        ("dim", 256, "width"),
+        ("batch", 8, "windows a step"),
+        ("context", 256, "tokens of a window"),
+        ("pairs", 30, "measurements of each side, A B A B"),
+    ):
+        help_ = f"{words} ({default})"
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=help_)
+    parser.add_argument("--blocks", type=int, metavar="N", help="depth blocks (4)")
+    parser.add_argument(
+        "--precision",
+        default="auto",
+        choices=["auto", "float32", "bfloat16"],
+        metavar="P",
+        help="auto, float32 or bfloat16 (auto)",
+    )
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="our sublayers (compiled)"
+    )
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps (auto)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="JSON file to write: settings and every pair"
+    )
     options = vars(parser.parse_args())
     out = options.pop("out")
     settings = Settings(**options)
     rows = list(compare(settings, Lines()))
-    print("\n".join(lines(rows)))
+    if not rows:
+        return
+    print("\n".join([*lines(rows), "", *footer("step", settings, rows)]))
     for row in rows:
         ours, theirs = row.details["parameters"], row.details["their_parameters"]
         print(f"parameters against {row.details['package']}: {ours:,} and {theirs:,}")

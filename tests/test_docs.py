@@ -31,6 +31,17 @@ def test_the_readme_runs(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_example_of_the_engine_prints_what_it_says(capsys):
+    text = (ROOT / "docs" / "engine.md").read_text()
+    examples = re.findall(
+        r"^```python\n(.*?)^```\n\n```\n(.*?)^```", text, re.DOTALL | re.MULTILINE
+    )
+    assert len(examples) == 1
+    for code, said in examples:
+        exec(compile(code, "engine.md", "exec"), {})
+        assert capsys.readouterr().out == said
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_ones_that_we_parse(page):
     for block in blocks(page, "sh"):

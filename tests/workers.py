@@ -22,7 +22,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -31,12 +31,19 @@ import torch._dynamo
 import torch.distributed
 import torch.distributed.checkpoint.hf_storage
 import torch.distributed.fsdp
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import rank_actions
 import resroute as rr
+from resroute.bench.memory import peak_bytes
 from resroute.config import from_dict
-from resroute.training.distributed import join
+from resroute.data import open_corpus
+from resroute.training.device import choose_precision
+from resroute.training.distributed import join, local_parts
 from resroute.training.launch import train as _  # noqa: F401  imported before forking
+from resroute.training.learner import Learner
 
 
 def train(config: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -61,6 +68,58 @@ def train_until_event(config: dict[str, Any], event: int, **options: Any) -> dic
 
     sys.addaudithook(count)
     return {**train(config, **options), "events": seen}
+
+
+class Collectives(TorchDispatchMode):
+    """Adds up, by kind, the bytes of collectives: the larger side of each."""
+
+    kinds: ClassVar = {
+        "allreduce_": "all_reduce",
+        "_allgather_base_": "all_gather",
+        "_reduce_scatter_base_": "reduce_scatter",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self, call: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            # it comes back as the operations on shares that it is made of
+            return NotImplemented
+        name = call.overloadpacket.__name__
+        is_wait = name in ("wait_tensor", "_wrap_tensor_autograd")
+        if call.namespace in ("c10d", "_c10d_functional") and not is_wait:
+            kind = self.kinds.get(name, name)
+            sizes = [t.nbytes for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
+            self.bytes[kind] = self.bytes.get(kind, 0) + max(sizes)
+        return call(*arguments, **(options or {}))
+
+
+def account(config: dict[str, Any], *, peak: bool = False) -> dict[str, Any]:
+    """Bytes of a step's collectives, of what this process holds after it, and at most in one."""
+    chosen = from_dict(rr.TrainConfig, config)
+    device = torch.device("cpu")
+    with join("cpu") as world:
+        precision = choose_precision(chosen.precision, device)
+        learner = Learner(chosen, open_corpus(Path(chosen.data)), world, device, precision)
+        # DDP learns the order of gradients in the first step and tells it in the second
+        for step in range(2):
+            learner.gradients(step)
+            learner.update(chosen.learning_rate)
+        with Collectives() as moved:
+            learner.gradients(2)
+        weights = list(learner.model.parameters())
+        held = {"gradients": [p.grad for p in weights], "weights": [p.detach() for p in weights]}
+        held["optimizer"] = [t for s in learner.optimizer.state.values() for t in s.values()]
+        held["average"] = list(learner.average.tensors.values()) if learner.average else []
+        found = {kind: sum(t.nbytes for t in local_parts(held[kind])) for kind in held}
+        learner.update(chosen.learning_rate)
+        if peak:
+            found["peak"] = peak_bytes(lambda: learner.gradients(3), device)
+    return {"moved": moved.bytes, "held": found}
 
 
 def run_child(job: dict[str, Any], rank: int, port: int, out: Path) -> None:
@@ -135,7 +194,7 @@ def has_come(when: dict[str, Any], former: int | None) -> bool:
     # a run that goes on writes its metrics anew; until then the lines are those of the run before
     if inode(metrics) in (None, former):
         return False
-    whole, _, _ = metrics.read_bytes().rpartition(b"\n")
+    whole = metrics.read_bytes().rpartition(b"\n")[0]
     step = json.loads(whole.rpartition(b"\n")[2])["step"] if whole else -1
     is_written = any(metrics.parent.glob("checkpoints/.step_*.tmp"))
     return step >= when["step"] and (is_written or not when["is_writing"])
@@ -167,6 +226,7 @@ ACTIONS = {
     "train": train,
     "train_until_event": train_until_event,
     "several": several,
+    "account": account,
     **rank_actions.ACTIONS,
 }
 

@@ -7,7 +7,16 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from resroute.analysis.figures import COLOURS, depth_figure, loss_figure, routed_runs, smooth
+from resroute.analysis.figures import (
+    COLOURS,
+    _loss_figure,
+    _style,
+    cuts_losses,
+    depth_figure,
+    loss_figure,
+    routed_runs,
+    smooth,
+)
 from resroute.analysis.runs import find_runs
 from resroute.config import UserError
 
@@ -52,6 +61,55 @@ def test_depths_have_panels_of_their_own(make_run, runs, tmp_path):
     make_run("deep", num_layers=4)
     loss_figure(find_runs(tmp_path / "runs"), tmp_path / "loss.svg")
     assert {"2 layers", "4 layers"} <= words(tmp_path / "loss.svg")
+
+
+def test_where_runs_differ_in_length_the_end_is_that_of_each(make_run, runs, tmp_path):
+    assert "share of the run" not in drawn_words(runs, tmp_path)
+    make_run("short", label="Short", tokens=1000)
+    found = drawn_words(find_runs(tmp_path / "runs"), tmp_path)
+    assert found >= {"validation, the last third of each run", "share of the run", "100%"}
+    assert "training tokens" not in found
+
+
+def drawn_words(runs, folder):
+    loss_figure(runs, folder / "loss.svg")
+    return words(folder / "loss.svg")
+
+
+def test_a_long_title_is_drawn_in_lines(make_run, tmp_path):
+    make_run("a", label="a long label of a run that has, alas, many words in it", routed=True)
+    found = find_runs(tmp_path / "runs")
+    depth_figure(found, tmp_path / "maps.svg")
+    assert words(tmp_path / "maps.svg") >= {
+        "a long label of a run that has, alas,",
+        "many words in it, 2 layers, seed 0",
+    }
+
+
+def test_whether_losses_are_cut_off(runs, make_run, tmp_path):
+    # the first steps have 2.7 and 1.7, the rest 1.4 and less
+    assert cuts_losses(runs)
+    for run in runs:
+        run.metrics[:] = [m for m in run.metrics if m["step"] > 2]
+    assert not cuts_losses(runs)
+    assert not cuts_losses([])
+
+
+def test_the_legend_hides_no_line(make_run, runs, tmp_path):
+    make_run("x", label="a long label of a run that has, alas, many words in it")
+    with _style():
+        figure = _loss_figure(find_runs(tmp_path / "runs"))
+        figure.savefig(io.BytesIO(), format="png")
+        whole, end = figure.axes
+        legend = whole.get_legend().get_window_extent()
+        ticks = [tick.get_window_extent() for tick in whole.get_xticklabels()]
+        for other in (whole.get_window_extent(), end.get_window_extent(), *ticks):
+            assert not legend.overlaps(other)
+        # and stays as narrow as the panels, which keep their width
+        assert legend.x1 < whole.get_window_extent().x1
+        assert whole.get_window_extent().width > 0.7 * figure.bbox.width
+    text = [entry.get_text() for entry in whole.get_legend().get_texts()]
+    assert "a long label of a run that has, alas, many words\nin it" in text
 
 
 def test_a_map_shows_its_numbers(runs, tmp_path):

@@ -59,7 +59,13 @@ def test_the_report_by_value(make_run, tmp_path):
     assert links == ["../../runs/suite/p/config.json", "../../runs/suite/w%201/config.json"]
     assert (out / "../../runs/suite/w 1/config.json").is_file()
     assert "<h1>A title</h1>" in text
-    assert "Entropy floor 0.213 nats/char, exact; memory: peak resident size" in text
+    below = (
+        "Bold: lowest loss among runs of equal corpus, depth, width and tokens; "
+        "entropy floor 0.213 nats/char, exact; memory: peak resident size of the process."
+    )
+    assert f">{below}</p>" in text
+    assert "<figcaption>WAV, 2 layers, seed 0</figcaption>" in text
+    assert "Without a map here" not in text
     assert "Not finished: suite/killed." in text
     assert "<pre>Mia &amp; Tom\nfound it.</pre>" in text
     assert [tag for tag, _ in page.tags].count("svg") == 2
@@ -88,6 +94,35 @@ def test_without_routed_runs_there_is_no_map(make_run, tmp_path):
     assert "Depth weights" not in text
     assert "Samples" not in text
     assert not (runs / "depth_weights.png").exists()
+
+
+def test_the_page_has_24_maps_and_names_the_rest(make_run, tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(runs, kind, *, titles):
+        drawn.append((kind, [run.name for run in runs]))
+        return b'<svg viewBox="0 0 9 9"></svg>'
+
+    monkeypatch.setattr("resroute.analysis.page.depth_image", draw)
+    for i in range(26):
+        make_run(f"r{i:02}", label=f"M{i:02}", routed=True)
+    report(tmp_path / "runs")
+    text = (tmp_path / "runs" / "report.html").read_text()
+    names = [f"r{i:02}" for i in range(24)]
+    assert sorted(drawn) == [("png", names), *(("svg", [name]) for name in names)]
+    assert text.count("<figcaption>") == 24
+    assert "Without a map here: M24, 2 layers, seed 0; M25, 2 layers, seed 0.</p>" in text
+
+
+def test_only_a_figure_that_cuts_says_so(make_run, tmp_path):
+    path = make_run("a")
+    said = "The first steps are cut off at the top."
+    report(tmp_path / "runs")
+    assert said in (tmp_path / "runs" / "report.html").read_text()
+    line = '{{"kind": "train", "step": {0}, "tokens": {0}00, "loss": 0.7}}'
+    (path / "metrics.jsonl").write_text("\n".join(line.format(step) for step in range(1, 21)))
+    report(tmp_path / "runs")
+    assert said not in (tmp_path / "runs" / "report.html").read_text()
 
 
 def test_everything_from_files_is_escaped(make_run, tmp_path):

@@ -48,7 +48,6 @@ def test_losses_keep_the_later_record_of_a_step_and_skip_what_is_not_finite(make
         '{"kind": "train", "step": 2, "tokens": 20, "loss": 9.0}',
         '{"kind": "train", "step": 1, "tokens": 10, "loss": 3.0}',
         '{"kind": "train", "step": 2, "tokens": 20, "loss": 2.0}',
-        '{"kind": "train", "step": 3, "tokens": 30, "loss": NaN}',
         '{"kind": "train", "step": 4, "tokens": 40, "loss": null}',
         '{"kind": "note", "text": "resumed"}',
     ]
@@ -100,6 +99,7 @@ def test_control_characters_and_lone_surrogates_are_replaced(make_run):
     [
         ("summary.json", '{"format_version": 1,', "damaged JSON"),
         ("summary.json", "[1]", "not a JSON object"),
+        ("summary.json", '{"floor": Infinity}', "Infinity is no number of JSON"),
         ("summary.json", '{"format_version": 2}', "format_version 2"),
         ("config.json", "", "damaged JSON"),
         ("config.json", "[" * 100_000, "damaged JSON"),
@@ -171,7 +171,7 @@ def test_missing_things_are_user_errors(make_run, tmp_path):
         find_runs(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("value", [10**400, 1e300, float("inf"), True])
+@pytest.mark.parametrize("value", [10**400, 1e300, True])
 @pytest.mark.parametrize("field", ["validation_loss", "floor", "parameters", "tokens"])
 def test_numbers_that_no_run_has_are_damage(make_run, field, value):
     path = make_run("a", **{field: value})

@@ -7,6 +7,8 @@ from rich.console import Console
 from resroute.analysis.runs import find_runs
 from resroute.analysis.table import captions, columns, comparison_rows, comparison_table
 
+BOLD = "bold: lowest loss among runs of equal corpus, depth, width and tokens"
+
 
 @pytest.fixture
 def runs(make_run, tmp_path):
@@ -58,14 +60,30 @@ def test_cells_by_value(runs):
 
 def test_the_best_is_told_for_each_depth_and_never_is_not_finite(make_run, tmp_path):
     make_run("a", num_layers=1, validation_loss=0.9)
-    make_run("b", num_layers=2, validation_loss=math.nan)
+    make_run("b", num_layers=2)
     make_run("c", num_layers=2, validation_loss=None, seed=1)
     make_run("d", num_layers=2, validation_loss=0.8, seed=2)
-    rows = comparison_rows(find_runs(tmp_path / "runs"))
-    assert [row.is_best for row in rows] == [True, False, False, True]
+    runs = find_runs(tmp_path / "runs")
+    # files hold null for it
+    runs[1].summary["validation_loss"] = math.nan
+    rows = comparison_rows(runs)
+    # a run that is alone at its depth is compared with nothing
+    assert [row.is_best for row in rows] == [False, False, False, True]
     assert rows[2].gap is None
     loss = next(column for column in columns(rows) if column.is_loss)
     assert loss.cells == ["0.9000", "nan", "-", "0.8000"]
+
+
+def test_runs_that_print_the_same_loss_are_all_best(make_run, tmp_path):
+    for name, loss in (("a", 0.71234), ("b", 0.71226), ("c", 0.71236)):
+        make_run(name, label=name, validation_loss=loss)
+    rows = comparison_rows(find_runs(tmp_path / "runs"))
+    assert [row.is_best for row in rows] == [True, True, False]
+    make_run("d", label="d", validation_loss=0.71224)
+    rows = comparison_rows(find_runs(tmp_path / "runs"))
+    shown = next(column for column in columns(rows) if column.is_loss).cells
+    assert shown == ["0.7123", "0.7123", "0.7124", "0.7122"]
+    assert [row.is_best for row in rows] == [False, False, False, True]
 
 
 def test_no_floor_means_no_gap(make_run, tmp_path):
@@ -84,9 +102,13 @@ def test_captions_say_what_the_floor_is(make_run, tmp_path):
     make_run("b", seed=1)
     runs = find_runs(tmp_path / "runs")
     memory = "memory: peak resident size of the process"
-    assert captions(runs) == ["entropy floor 0.213 nats/char, exact", memory]
+    floor = "entropy floor 0.213 nats/char, exact"
+    assert captions(runs) == [BOLD, floor, memory]
+    assert captions(runs, bold=False) == [floor, memory]
+    assert captions(runs[:1]) == [floor, memory]
     make_run("c", seed=2, corpus="mine", floor=0.5, floor_exact=False, memory_kind="cuda")
     assert captions(find_runs(tmp_path / "runs")) == [
+        BOLD,
         "entropy floor 0.213 nats/char, exact (storyworld)",
         "entropy floor 0.500 nats/char, lower bound (mine)",
         "memory: peak allocation on the GPU or resident size of the process",
@@ -109,6 +131,7 @@ def test_the_terminal_table_fits_with_one_line_a_run(runs, width):
         "PreNorm             2     0     0.7500        0.5370     1.600     9,000     900",
         "Block AttnRes       2     0     0.7250        0.5120     1.612     9,000     900",
         "WAV                 2     0     0.7130        0.5000     1.612     9,000   1,234",
+        BOLD,
         "entropy floor 0.213 nats/char, exact",
         "memory: peak resident size of the process",
     ]
@@ -133,7 +156,7 @@ def test_only_runs_of_one_setting_are_compared_and_labels_say_so(make_run, tmp_p
     runs = find_runs(tmp_path / "runs")
     rows = comparison_rows(runs)
     assert [(row.label, row.is_best) for row in rows] == [
-        ("PreNorm (1,000 tokens)", True),
+        ("PreNorm (1,000 tokens)", False),
         ("PreNorm (2,000 tokens)", True),
         ("WAV (2,000 tokens)", False),
     ]

@@ -5,9 +5,10 @@ import torch
 
 from resroute.bench import run
 from resroute.bench.observe import bytes_moved
-from resroute.bench.settings import Settings, served, with_blocks
-from resroute.bench.table import amount, lines, table
-from resroute.bench.timing import Comparison
+from resroute.bench.scaling import _axes
+from resroute.bench.settings import Settings, blocks_made, served, with_blocks
+from resroute.bench.table import amount, footer, lines, table
+from resroute.bench.timing import Comparison, Listener
 from resroute.bench.workload import GPTStep
 from resroute.config import UserError
 from resroute.residual import HAARES, WAV, BlockAttnRes, FullAttnRes, PreNorm
@@ -114,16 +115,137 @@ def test_mixer_times_a_peer_that_is_right_and_refuses_one_that_is_wrong(tiny, mo
         run("mixer", tiny(pairs=1))
 
 
+class Said(Listener):
+    def __init__(self):
+        self.lines = []
+
+    def message(self, text):
+        self.lines.append(text)
+
+
 def test_scaling(tiny):
-    rows, _ = run("scaling", tiny(pairs=1))
+    said = Said()
+    rows, _ = run("scaling", tiny(pairs=1), said)
+    assert said.lines[0] == (
+        "WAV: left out: 4 width (odd, or below 8); 1 layers (they do not make 2 blocks); "
+        "6, 8, 12 blocks (4 layers do not make them)"
+    )
     assert [(row.group, row.against) for row in rows] == [
         ("4 layers", "2 layers"),
         ("8 layers", "4 layers"),
         ("16 width", "8 width"),
         ("4 blocks", "2 blocks"),
     ]
+    assert [row.details["num_blocks"] for row in rows] == [[2, 2], [2, 2], [2, 2], [2, 4]]
     depth = rows[1].details["parameters"]
     assert depth[1] - depth[0] == 4 * (4 * 16 * 16 + 3 * 4 * 16 * 16 + 2 * 16 + 4 * 16 + 4)
+
+
+def test_scaling_keeps_to_sizes_that_make_the_blocks_that_they_name(tiny):
+    def sizes(residual, **options):
+        axes, left_out = _axes(tiny(dim=32, **options), residual)
+        field = {"layers": "layers", "width": "dim", "blocks": "blocks"}
+        return {name: [getattr(s, field[name]) for s in axes[name]] for name in axes}, left_out
+
+    # four blocks of six layers are three of two; so are those of 12 where three are asked for
+    found, left_out = sizes(WAV(), layers=6, blocks=4)
+    assert found == {"layers": [3, 6, 12], "width": [8, 16, 32], "blocks": [2, 6]}
+    assert left_out == [
+        "1 layers (they do not make 3 blocks)",
+        "4, 8, 12 blocks (6 layers do not make them)",
+    ]
+    assert sizes(WAV(), layers=48, blocks=None) == (
+        {"layers": [12, 24, 48, 96], "width": [8, 16, 32], "blocks": [2, 4, 6, 8, 12]},
+        [],
+    )
+    # a method without blocks, and one with its own number
+    assert sizes(PreNorm(), layers=6) == ({"layers": [1, 3, 6, 12], "width": [8, 16, 32]}, [])
+    found, left_out = sizes(HAARES(num_blocks=3), layers=6)
+    assert found == {"layers": [3, 6, 12], "width": [8, 16, 32]}
+    assert left_out == ["1 layers (they do not make 3 blocks)"]
+
+
+def test_blocks_are_said_as_they_are_built(tiny):
+    said = Said()
+    methods = (BlockAttnRes(), WAV(), FullAttnRes())
+    rows, result = run("memory", tiny(blocks=3, methods=methods), said)
+    notes = [line for line in said.lines if line.startswith("note")]
+    assert notes == [
+        "note: 3 blocks of 4 layers make 2 blocks of 2 layers (the last may be shorter)"
+    ]
+    assert [row.details["num_blocks"] for row in rows] == [2, 2, 2, 2, None, None]
+    assert [m.get("num_blocks") for m in result["settings"]["methods"]] == [3, 3, None]
+    # without a number it is four, or as many as there are layers
+    assert [tiny(blocks=None, layers=n).num_blocks for n in (1, 3, 4, 48)] == [1, 3, 4, 4]
+    _, result = run("step", tiny(blocks=None, layers=2, pairs=1))
+    assert result["settings"]["blocks"] == 2
+    assert [m["num_blocks"] for m in result["settings"]["methods"]] == [2, 2]
+    assert blocks_made(10, 4) == 4
+    assert blocks_made(10, 6) == 5
+    assert blocks_made(3, 4) == 0
+
+
+def test_what_is_done_is_saved_after_each_comparison(tiny):
+    saved = []
+
+    def save(result):
+        saved.append(json.loads(json.dumps(result)))
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("step", tiny(methods=(WAV(),)), save=save)
+    assert [len(result["rows"]) for result in saved] == [1, 2]
+    assert [row["name"] for row in saved[1]["rows"]] == ["PreNorm", "WAV"]
+    assert not any(result["complete"] for result in saved)
+    saved.clear()
+    _, result = run("mixer", tiny(pairs=1), save=lambda result: saved.append(dict(result)))
+    assert [r["complete"] for r in saved] == [False] * 6 + [True]
+    assert saved[-1] == result
+    assert saved[0].keys() == result.keys()
+
+
+def test_cases_say_what_is_checked(tiny):
+    for case, line in (
+        ("step", "WAV on lean: checked, warming up"),
+        ("memory", "WAV on lean: checked, measuring"),
+        ("decode", "WAV on lean: checked, decoding"),
+        ("observe", "WAV on lean: checked, warming up"),
+        ("mixer", "a WAV site on lean: checked"),
+    ):
+        said = Said()
+        run(case, tiny(pairs=1, methods=() if case == "mixer" else (WAV(),)), said)
+        assert line in said.lines, case
+
+
+def test_the_footer_says_what_the_ratio_is_and_the_setting(tiny):
+    settings = tiny(threads=2)
+    routed = {"details": {"num_blocks": 2}}
+    setting = "4 layers, width 16, 2 blocks, 2 x 8 tokens, float32, not compiled, 2 threads"
+    assert footer("step", settings, [row(**routed)]) == [
+        "ratio: time over that of `against` (median of 6 pairs); less is better",
+        setting,
+    ]
+    few = footer("step", settings, [row(pairs=((1.0, 2.0),) * 5)])
+    assert few[1:] == ["fewer than 6 pairs: no interval", setting.replace(" 2 blocks,", "")]
+    memory = row(unit="bytes", pairs=((1.0, 2.0),), **routed)
+    assert footer("memory", settings, [memory])[0] == (
+        "ratio: bytes over those of `against`; less is better"
+    )
+    assert len(footer("memory", settings, [memory])) == 2
+    decode = row(unit="tokens/s", **routed)
+    half = tiny(threads=1, precision="bfloat16", compile=None, batch=None)
+    assert footer("decode", half, [decode]) == [
+        "ratio: tokens/s over those of `against` (median of 6 pairs); more is better",
+        "4 layers, width 16, 2 blocks, context 8, bfloat16, not compiled, 1 thread",
+    ]
+    usual = Settings(device="cpu", threads=1, precision="bfloat16")
+    assert footer("mixer", usual, [row()])[1] == (
+        "48 layers, width 256, 4 blocks, 2 x 256 tokens, float32, not compiled, 1 thread"
+    )
+    below = footer("scaling", usual, [row(**routed)])
+    assert " ".join(below[1:]).startswith("where a row says nothing else: 48 layers, ")
+    assert max(map(len, below)) <= 80
 
 
 def test_settings_are_refused_in_words(tiny):
@@ -131,7 +253,7 @@ def test_settings_are_refused_in_words(tiny):
         ({"dim": 15}, "dim must be even, got 15"),
         ({"backends": ("leen",)}, r"unknown backend 'leen' \(did you mean 'lean'\?\)"),
         ({"backends": ("triton",)}, "backend 'triton' was asked for, but it runs on CUDA"),
-        ({"layers": 1}, "num_blocks=2 is more than the stack's 1 layers"),
+        ({"layers": 1}, "blocks=2 is more than the stack's 1 layers; use at most 1"),
     ):
         with pytest.raises(UserError, match=says):
             run("decode", tiny(**wrong))
@@ -169,12 +291,14 @@ def row(**options):
 
 def test_the_table_fits_80_columns():
     shown = lines([row(group="batch 32", unit="tokens/s", pairs=((20_000.0, 12_345.0),) * 6)])
-    headings = ["what", "backend", "against", "ratio", "95", "%", "interval", "median"]
+    headings = ["what", "measured", "backend", "against", "ratio", "95", "%", "interval", "median"]
     assert shown[0].split() == headings
     assert shown[1].split()[-4:] == ["0.617", "0.617-0.617", "12,345", "tok/s"]
     assert max(map(len, shown)) <= 80
     scaling = lines([row(group="96 layers", against="48 layers")])
-    assert scaling[1].split()[-5:] == ["layers", "1.500", "1.500-1.500", "1.5", "s"]
+    assert scaling[1].split()[2:] == [
+        "96", "layers", "reference", "48", "layers", "1.500", "1.500-1.500", "1.5", "s",
+    ]  # fmt: skip
     assert max(map(len, scaling)) <= 80
     memory = [row(unit="bytes", pairs=((1e9, 1.25e9),), backend="")]
     assert lines(memory)[1].split() == ["Block", "AttnRes", "PreNorm", "1.250", "1,250", "MB"]

@@ -299,3 +299,14 @@ def test_main_reads_the_process_arguments(
     monkeypatch.setattr(sys, "argv", ["resroute", "sample", "nope"])
     assert main() == 2
     assert "nope does not exist" in capsys.readouterr().err
+
+
+def test_a_table_that_is_piped_has_no_trailing_spaces_and_no_bold(run: Any, place: Path) -> None:
+    shutil.copytree(place / "runs/base", place / "runs/again")
+    outcome = run("report", "runs")
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert lines[0].startswith("method")
+    assert "memory: peak resident size of the process" in lines
+    assert "bold" not in outcome.out

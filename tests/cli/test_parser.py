@@ -36,6 +36,14 @@ def test_help_fits_a_screen(run: Any, command: list[str]) -> None:
     assert lines[0].startswith(" ".join(["usage: resroute", *command]))
 
 
+def test_a_command_stands_on_one_line_with_its_help(run: Any) -> None:
+    last = run("data", "--help").out.splitlines()[-1]
+    assert last.split(maxsplit=1) == [
+        "prepare",
+        "Turn a text file, or storyworld, into a corpus folder.",
+    ]
+
+
 def test_version(run: Any) -> None:
     assert run("--version").out == "resroute 0.1.0\n"
 

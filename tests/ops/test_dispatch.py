@@ -59,6 +59,15 @@ def test_automatic_choices():
     assert str(choice()) == "native (device cpu)"
 
 
+@pytest.mark.usefixtures("compiler")
+def test_a_device_may_be_a_name(monkeypatch):
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object())
+    assert ops.choose("cpu", torch.float32, 64) == ("native", "device cpu")
+    assert ops.choose("cuda:1", torch.float32, 64) == ("triton", "device cuda")
+    with pytest.raises(rr.UserError, match=r"unknown device 'tpu9'; use cpu, cuda, cuda:1 or mps"):
+        ops.choose("tpu9", torch.float32, 64)
+
+
 def test_on_a_gpu_triton_serves_what_it_can(monkeypatch):
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object())
     assert choice("cuda") == ("triton", "device cuda")

@@ -132,6 +132,62 @@ def test_half_and_single_precision_stay_near_double(config, dtype):
     assert error < {torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
 
 
+@pytest.mark.parametrize("backend", ["reference", "lean", "auto"])
+def test_a_bfloat16_model_with_a_float32_policy(config, backend):
+    def run(dtype, policy):
+        torch.manual_seed(0)
+        sublayers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.RMSNorm(DIM), torch.nn.Linear(DIM, DIM))
+            for _ in range(2 * LAYERS)
+        ).to(dtype)
+        embedding = torch.randn(7, DIM).to(dtype)
+        with rr.backend(backend):
+            stream = policy.start(embedding)
+            for site, (norm, linear) in enumerate(sublayers):
+                normalised, stream = policy.read_normalised(stream, site, norm)
+                stream = policy.write(stream, site, linear(normalised))
+            readout = policy.finish(stream)
+        readout.float().square().sum().backward()
+        return readout, {name: p.grad for name, p in policy.named_parameters()}
+
+    policy = build(config, dtype=torch.float64)
+    exact, gradients = run(torch.float64, policy)
+    single = build(config, dtype=torch.float64).bfloat16().float()
+    found, rounded = run(torch.bfloat16, single)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).norm() / exact.norm() < 5e-2
+    for name, gradient in gradients.items():
+        assert rounded[name].dtype == torch.float32
+        error = (rounded[name].double() - gradient).norm() / gradient.norm()
+        assert error < 0.15, name
+
+
+def test_updates_are_optional_to_read_and_may_have_another_dtype():
+    embedding = torch.randn(3, DIM).bfloat16()
+    updates = [torch.randn(3, DIM) for _ in range(2 * LAYERS)]
+    policy = rr.PreNorm().build(LAYERS, DIM)
+    stream = policy.start(embedding)
+    expected = embedding
+    for site, update in enumerate(updates):
+        stream = policy.write(stream, site, update)
+        # rounded once, after the sum
+        expected = (expected.float() + update).bfloat16()
+    assert torch.equal(policy.finish(stream), expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "lean", "auto"])
+@pytest.mark.parametrize("name", ["block", "wav", "delta_gated"])
+def test_a_read_changes_nothing_that_is_written(name, backend):
+    policy = build(CONFIGS[name], dtype=torch.float32)
+    embedding, *updates = torch.randn(2 * LAYERS + 1, 3, DIM)
+    with rr.backend(backend):
+        streams = [policy.start(embedding)] * 2
+        for site, update in enumerate(updates):
+            policy.read(streams[0], site)
+            streams = [policy.write(stream, site, update) for stream in streams]
+        torch.testing.assert_close(*[policy.finish(stream) for stream in streams])
+
+
 def test_weights_sum_to_one_and_name_each_source_once(config):
     policy = build(config)
     stack = random_stack(2 * LAYERS, DIM)
@@ -275,6 +331,22 @@ def test_parameters_are_widened_before_they_are_multiplied(name):
 def test_values_of_another_type_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("backend", ["reference", "lean"])
+def test_streams_print_their_sizes(backend):
+    policy, update = rr.WAV(num_blocks=2).build(4, 6), torch.ones(2, 5, 6)
+    with rr.backend(backend):
+        stream = policy.start(torch.ones(2, 5, 6))
+        for site in range(5):
+            stream = policy.write(stream, site, update)
+    # the embedding; the sum, phase and split of the first block
+    assert repr(stream) == (
+        f"RoutedStream(site=5, sources=4, shape=(2, 5, 6), backend='{backend}')"
+    )
+    delta = rr.DeltaAttnRes(num_blocks=2, embedding_source=False).build(4, 6)
+    with rr.backend(backend):
+        assert "sources=0, shape=(5, 6)" in str(delta.start(torch.ones(5, 6)))
 
 
 def test_policies_print_their_sizes():

@@ -220,6 +220,35 @@ def test_a_damaged_checkpoint_is_told_of_kept_and_passed_over(make_config):
     assert (newest.with_name("step_000004.damaged-1") / "state.json").exists()
 
 
+def test_a_checkpoint_without_its_state_is_kept_aside(make_config):
+    whole = rr.train(make_config(out="whole"))
+    config = make_config(out="parts")
+    rr.train(config, stop_at=4)
+    newest = Path(config.out, "checkpoints/step_000004")
+    (newest / "state.json").unlink()
+    rr.train(config, resume=True)
+    assert_equal_runs(whole["path"], config.out)
+    aside = newest.with_name("step_000004.damaged-1")
+    assert sorted(path.name for path in aside.iterdir()) == [
+        "model.safetensors", "optimizer.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_run_that_comes_between_is_noticed(make_config, monkeypatch):
+    config = make_config()
+    take = RunLock.take
+
+    def late(lock, path):
+        monkeypatch.setattr(RunLock, "take", take)
+        # another process was faster, and is gone
+        rr.train(config, stop_at=2)
+        take(lock, path)
+
+    monkeypatch.setattr(RunLock, "take", late)
+    with pytest.raises(rr.UserError, match=r"unfinished run, stopped after step_000002; --resume"):
+        rr.train(config)
+
+
 def test_a_run_without_any_good_checkpoint_is_not_started_over(make_config):
     config = make_config()
     rr.train(config, stop_at=4)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ _LINES: tuple[Any, ...] = ("-", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (8, 1, 1, 1,
 
 _DETAIL_COLOUR = "#B34700"
 
+_TRAINING = "training, smoothed"
+# characters of a line: of a map's title, and of a legend
+_TITLE_WIDTH = 40
+_LEGEND_WIDTH = 48
+
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -56,7 +62,8 @@ _STYLE: dict[Any, Any] = {
 def loss_figure(runs: list[Run], path: Path) -> None:
     """Write training and validation loss over training tokens.
 
-    Each depth has two panels: the whole run, and the validation loss of its last third.
+    Each depth has two panels: the whole run, and the validation loss of each run's last third;
+    where runs differ in length, that one goes over the share of the run.
 
     Args:
         runs: Finished runs; seeds of one method share its line style.
@@ -84,28 +91,37 @@ def depth_figure(runs: list[Run], path: Path) -> None:
 def loss_image(runs: list[Run], kind: Format) -> bytes:
     """The file that `loss_figure` writes."""
     with _style():
-        from matplotlib.figure import Figure
+        return _render(_loss_figure(runs), kind)
 
-        depths = sorted({run.num_layers for run in runs})
-        figure = Figure(figsize=(5.2, 5 * len(depths)), layout="constrained")
-        ratios = [3, 2] * len(depths)
-        panels = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
-        for row, depth in enumerate(depths):
-            whole, end = panels[2 * row], panels[2 * row + 1]
-            here = [run for run in runs if run.num_layers == depth]
-            _draw_losses(whole, here)
-            _draw_end(end, here)
-            if len(depths) > 1:
-                whole.set_title(f"{depth} layers", loc="left")
-        return _render(figure, kind)
+
+def _loss_figure(runs: list[Run]) -> "Figure":
+    from matplotlib.figure import Figure
+
+    depths = sorted({run.num_layers for run in runs})
+    by_depth = [[run for run in runs if run.num_layers == depth] for depth in depths]
+    # a legend stands below its panel, where it hides no line
+    height = sum(4.6 + 0.17 * _legend_rows(here) for here in by_depth)
+    figure = Figure(figsize=(5.2, height), layout="constrained")
+    ratios = [3, 2] * len(depths)
+    panels = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
+    for row, (depth, here) in enumerate(zip(depths, by_depth, strict=True)):
+        whole, end = panels[2 * row], panels[2 * row + 1]
+        _draw_losses(whole, here)
+        _draw_end(end, here)
+        if len(depths) > 1:
+            whole.set_title(f"{depth} layers", loc="left")
+    return figure
 
 
 def depth_image(
-    runs: list[Run], kind: Format, *, labels: Mapping[Path, str] | None = None
+    runs: list[Run],
+    kind: Format,
+    *,
+    titles: Mapping[Path, str] | None = None,
 ) -> bytes:
-    """The file that `depth_figure` writes; `labels` by run folder, where `runs` are not all."""
-    if labels is None:
-        labels = labels_by_path(runs)
+    """The file that `depth_figure` writes; `titles` by run folder replace those of the panels."""
+    if titles is None:
+        titles = map_titles(runs)
     routed = [(run, run.depth_weights) for run in routed_runs(runs) if run.depth_weights]
     if not routed:
         raise UserError("no depth weights to draw: none of the runs has a routed method")
@@ -121,8 +137,7 @@ def depth_image(
             axes.set_axis_off()
         for axes, (run, maps) in zip(panels, routed, strict=False):
             image = _draw_map(axes, maps)
-            title = f"{_plain(labels[run.path])}, {run.num_layers} layers, seed {run.seed}"
-            axes.set_title(title)
+            axes.set_title(textwrap.fill(_plain(titles[run.path], ""), _TITLE_WIDTH))
         bar = figure.colorbar(
             image, ax=list(panels), shrink=0.7 / num_rows, aspect=24, pad=0.02, anchor=(0, 1)
         )
@@ -133,9 +148,26 @@ def depth_image(
         return _render(figure, kind)
 
 
-def labels_by_path(runs: list[Run]) -> dict[Path, str]:
-    """Labels that tell the runs apart, by run folder."""
-    return dict(zip([run.path for run in runs], run_labels(runs), strict=True))
+def map_titles(runs: list[Run]) -> dict[Path, str]:
+    """Titles that tell the runs' maps apart, by run folder."""
+    return {
+        run.path: f"{label}, {run.num_layers} layers, seed {run.seed}"
+        for run, label in zip(runs, run_labels(runs), strict=True)
+    }
+
+
+def cuts_losses(runs: list[Run]) -> bool:
+    """Whether the loss figure cuts losses off at the top of a panel."""
+    for depth in {run.num_layers for run in runs}:
+        here = [run for run in runs if run.num_layers == depth]
+        limits = _limits(_shown(here))
+        if limits is None:
+            continue
+        drawn = [loss for run in here for loss in smooth(run.losses("train")[1])]
+        drawn += [loss for run in here for loss in run.losses("validation")[1]]
+        if max(drawn, default=-math.inf) > limits[1]:
+            return True
+    return False
 
 
 def routed_runs(runs: list[Run]) -> list[Run]:
@@ -190,9 +222,9 @@ def _render(figure: "Figure", kind: Format) -> bytes:
     return buffer.getvalue()
 
 
-def _plain(label: str) -> str:
+def _plain(label: str, empty: str = "unnamed") -> str:
     # matplotlib leaves legend entries with a leading underscore out
-    return " ".join(label.split()).lstrip("_") or "unnamed"
+    return " ".join(label.split()).lstrip("_") or empty
 
 
 def _draw_losses(axes: "Axes", runs: list[Run]) -> None:
@@ -202,31 +234,62 @@ def _draw_losses(axes: "Axes", runs: list[Run]) -> None:
         tokens, losses = run.losses("train")
         axes.plot(tokens, smooth(losses), color=_colour(run), linewidth=0.8, alpha=0.45)
     legend = _draw_validation(axes, runs)
-    legend["training, smoothed"] = Line2D([], [], color="#777777", linewidth=0.8)
+    legend[_TRAINING] = Line2D([], [], color="#777777", linewidth=0.8)
     floors = {run.floor: floor_text(run) for run in runs if run.floor is not None}
     for floor, text in floors.items():
         legend[text] = axes.axhline(floor, color="#555555", linewidth=1.1, linestyle="--")
+    _limit(axes, _shown(runs))
+    axes.set_xlim(left=0)
+    axes.legend(
+        list(legend.values()),
+        [_wrapped(label) for label in legend],
+        loc="upper left",
+        bbox_to_anchor=(-0.06, 0),
+        # the labels of the axis are in between
+        borderaxespad=2.2,
+    )
+
+
+def _shown(runs: list[Run]) -> list[float]:
+    """What the panel of whole runs makes room for."""
     # the first steps fall from log(vocabulary) and would squash everything after them
-    shown = list(floors)
+    shown = [run.floor for run in runs if run.floor is not None]
     for run in runs:
         shown += _since(run, "train", 0.06) + _since(run, "validation", 0.06)
-    _limit(axes, shown)
-    axes.set_xlim(left=0)
-    axes.legend(list(legend.values()), list(legend), loc="best")
+    return shown
+
+
+def _legend_rows(runs: list[Run]) -> int:
+    """Lines of a panel's legend."""
+    labels = {_plain(label) for label in run_labels(runs)}
+    floors = {run.floor for run in runs if run.floor is not None}
+    return sum(_wrapped(label).count("\n") + 1 for label in labels) + len(floors) + 1
+
+
+def _wrapped(label: str) -> str:
+    return textwrap.fill(label, _LEGEND_WIDTH)
 
 
 def _draw_end(axes: "Axes", runs: list[Run]) -> None:
-    _draw_validation(axes, runs)
-    shown = [loss for run in runs for loss in _since(run, "validation", 2 / 3)]
-    _limit(axes, shown)
-    most = max(1, *(run.summary["tokens"] for run in runs))
+    from matplotlib.ticker import PercentFormatter
+
+    is_share = len({run.summary["tokens"] for run in runs}) > 1
+    _draw_validation(axes, runs, is_share=is_share)
+    _limit(axes, [loss for run in runs for loss in _since(run, "validation", 2 / 3)])
+    most = 1 if is_share else max(1, *(run.summary["tokens"] for run in runs))
     axes.set_xlim(most * 0.66, most * 1.01)
-    axes.set_title("validation, the last third", loc="left", fontweight="normal", fontsize=9.5)
-    axes.set_xlabel("training tokens")
+    whose = " of each run" if is_share else ""
+    title = f"validation, the last third{whose}"
+    axes.set_title(title, loc="left", fontweight="normal", fontsize=9.5)
+    axes.set_xlabel("share of the run" if is_share else "training tokens")
+    if is_share:
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def _draw_validation(axes: "Axes", runs: list[Run]) -> "dict[str, Line2D]":
-    """Draw validation curves; returns one line per label for the legend."""
+def _draw_validation(
+    axes: "Axes", runs: list[Run], *, is_share: bool = False
+) -> "dict[str, Line2D]":
+    """Draw validation curves over tokens, or over the share of the run; a line a label."""
     from matplotlib.ticker import EngFormatter
 
     legend: dict[str, Line2D] = {}
@@ -236,8 +299,11 @@ def _draw_validation(axes: "Axes", runs: list[Run]) -> "dict[str, Line2D]":
         known = styles.setdefault(run.method, [])
         if label not in known:
             known.append(label)
+        tokens, losses = run.losses("validation")
+        whole = max(1, run.summary["tokens"]) if is_share else 1
         (line,) = axes.plot(
-            *run.losses("validation"),
+            [at / whole for at in tokens],
+            losses,
             color=_colour(run),
             linestyle=_LINES[known.index(label) % len(_LINES)],
             linewidth=1.8,
@@ -264,9 +330,17 @@ def _since(run: Run, kind: Literal["train", "validation"], share: float) -> list
 
 
 def _limit(axes: "Axes", shown: list[float]) -> None:
-    if shown and max(shown) > min(shown):
-        margin = 0.06 * (max(shown) - min(shown))
-        axes.set_ylim(min(shown) - margin, max(shown) + margin)
+    limits = _limits(shown)
+    if limits is not None:
+        axes.set_ylim(*limits)
+
+
+def _limits(shown: list[float]) -> tuple[float, float] | None:
+    """Ends of an axis that shows these values with a little room; None where they are all one."""
+    if not shown or max(shown) <= min(shown):
+        return None
+    margin = 0.06 * (max(shown) - min(shown))
+    return min(shown) - margin, max(shown) + margin
 
 
 def _draw_map(axes: "Axes", maps: DepthWeights) -> Any:

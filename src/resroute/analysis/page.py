@@ -9,9 +9,10 @@ from typing import Any
 from urllib.parse import quote
 
 from resroute.analysis.figures import (
+    cuts_losses,
     depth_image,
-    labels_by_path,
     loss_image,
+    map_titles,
     routed_runs,
 )
 from resroute.analysis.runs import Run, run_labels
@@ -20,6 +21,7 @@ from resroute.config import UserError
 from resroute.files import write_bytes
 
 _SAMPLE_LIMIT = 4000
+_MOST_MAPS = 24
 
 # nothing is loaded and nothing runs, whatever a label or a sample says
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -52,6 +54,8 @@ th:first-child, td:first-child { text-align: left; white-space: normal; min-widt
 td.best { font-weight: 700; background: var(--best); }
 figure { margin: 0; padding: .8rem; background: #fff; border: 1px solid var(--line);
   border-radius: 8px; min-width: 0; }
+figcaption { font-size: .88rem; font-weight: 600; color: #1c1c1e; margin: 0 0 .4rem;
+  overflow-wrap: anywhere; }
 figure svg { display: block; width: 100%; height: auto; margin: 0 auto; }
 figure.curves { max-width: 40rem; }
 .grid { display: grid; gap: 1rem; align-items: start; margin-top: 1rem;
@@ -94,8 +98,9 @@ def write_report(
             f"{out}: cannot be made ({error.strerror}); choose another folder"
         ) from None
     files = {"loss.png": loss_image(runs, "png")}
-    if routed_runs(runs):
-        files["depth_weights.png"] = depth_image(runs, "png")
+    routed = routed_runs(runs)[:_MOST_MAPS]
+    if routed:
+        files["depth_weights.png"] = depth_image(routed, "png", titles=map_titles(runs))
     page = render_page(runs, unfinished, out, title=title)
     # a title from a command line may hold what UTF-8 cannot
     files = {"report.html": page.encode("utf-8", errors="replace"), **files}
@@ -194,11 +199,12 @@ def _notes(runs: list[Run], unfinished: Sequence[str]) -> list[str]:
 
 def _curves(runs: list[Run]) -> list[str]:
     figure = _inline(loss_image(runs, "svg"), "loss", "Loss over training tokens")
+    cut = "The first steps are cut off at the top. " if cuts_losses(runs) else ""
     return [
         "<h2>Loss</h2>",
         f'<figure class="curves">{figure}</figure>',
-        '<p class="soft small">Bold with markers: validation. Thin: training. The first steps are '
-        'cut off at the top. The same figure as a file: <a href="loss.png">loss.png</a>.</p>',
+        f'<p class="soft small">Bold with markers: validation. Thin: training. {cut}'
+        'The same figure as a file: <a href="loss.png">loss.png</a>.</p>',
     ]
 
 
@@ -206,12 +212,15 @@ def _maps(runs: list[Run]) -> list[str]:
     routed = routed_runs(runs)
     if not routed:
         return []
-    labels = labels_by_path(runs)
+    titles = map_titles(runs)
     figures = []
-    for i, run in enumerate(routed):
-        image = depth_image([run], "svg", labels=labels)
-        title = f"Depth weights: {labels[run.path]}"
-        figures.append(f"<figure>{_inline(image, f'map{i}', title)}</figure>")
+    for i, run in enumerate(routed[:_MOST_MAPS]):
+        # the caption is the page's, where it can wrap
+        image = depth_image([run], "svg", titles={run.path: ""})
+        title = titles[run.path]
+        drawing = _inline(image, f"map{i}", f"Depth weights: {title}")
+        figures.append(f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>")
+    rest = "; ".join(titles[run.path] for run in routed[_MOST_MAPS:])
     return [
         "<h2>Depth weights</h2>",
         "<p>Each row is a site (one sublayer, first at the top, the readout last) and shows how "
@@ -222,6 +231,7 @@ def _maps(runs: list[Run]) -> list[str]:
         '<p class="soft small">The same maps as a file: '
         '<a href="depth_weights.png">depth_weights.png</a>.</p>',
         f'<div class="grid">\n{chr(10).join(figures)}\n</div>',
+        *([f'<p class="soft small">Without a map here: {escape(rest)}.</p>'] if rest else []),
     ]
 
 

@@ -1,6 +1,7 @@
 """The comparison table: one row per run, the same cells on a terminal and on a page."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LOSS_UNIT = "nats/char"
+# of losses as they are printed
+_DIGITS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +20,8 @@ class ComparisonRow:
     """What one run is compared by.
 
     Losses and the gap are in nats per character; `gap` is the validation loss minus the corpus's
-    entropy floor, None where there is no floor. `is_best` marks the lowest finite loss among the
-    runs of equal corpus, depth, width and tokens.
+    entropy floor, None where there is no floor. `is_best` marks the lowest finite loss among
+    several runs of equal corpus, depth, width and tokens; runs that print the same loss share it.
     """
 
     label: str
@@ -46,11 +49,12 @@ class Column:
 
 def comparison_rows(runs: list[Run]) -> list[ComparisonRow]:
     """One row per run, in the order given."""
+    sizes = Counter(run.setting for run in runs)
     best: dict[tuple[Any, ...], float] = {}
     for run in runs:
-        loss = _loss(run)
-        if loss is not None and math.isfinite(loss):
-            best[run.setting] = min(loss, best.get(run.setting, math.inf))
+        printed = _printed(_loss(run))
+        if sizes[run.setting] > 1 and math.isfinite(printed):
+            best[run.setting] = min(printed, best.get(run.setting, math.inf))
     rows = []
     for run, label in zip(runs, run_labels(runs), strict=True):
         loss, floor = _loss(run), run.floor
@@ -65,7 +69,7 @@ def comparison_rows(runs: list[Run]) -> list[ComparisonRow]:
                 tokens_per_second=run.summary["tokens_per_second"],
                 peak_memory_bytes=run.summary["peak_memory_bytes"],
                 memory_kind=run.summary["memory_kind"],
-                is_best=loss == best.get(run.setting, math.nan),
+                is_best=_printed(loss) == best.get(run.setting, math.nan),
             )
         )
     return rows
@@ -90,7 +94,7 @@ def columns(rows: list[ComparisonRow]) -> list[Column]:
         Column(heading="method", unit="", cells=labels, is_number=False),
         numbers("layers", "", [row.num_layers for row in rows], 0),
         Column(heading="seed", unit="", cells=[str(row.seed) for row in rows]),
-        numbers("loss", LOSS_UNIT, [row.validation_loss for row in rows], 4),
+        numbers("loss", LOSS_UNIT, [row.validation_loss for row in rows], _DIGITS),
         *(
             [numbers("gap to floor", LOSS_UNIT, gaps, 4)]
             if any(g is not None for g in gaps)
@@ -110,8 +114,15 @@ def floor_text(run: Run) -> str:
     return f"entropy floor {run.floor:.3f} {LOSS_UNIT}, {kind}"
 
 
-def captions(runs: list[Run]) -> list[str]:
-    """Lines under the table: each corpus's entropy floor, then what was measured as memory."""
+def captions(runs: list[Run], *, bold: bool = True) -> list[str]:
+    """Lines under the table: what bold says, each corpus's entropy floor, what memory is.
+
+    Args:
+        runs: The table's.
+        bold: Whether the table can show bold; it is explained only where something is bold.
+    """
+    has_best = bold and any(row.is_best for row in comparison_rows(runs))
+    best = ["bold: lowest loss among runs of equal corpus, depth, width and tokens"]
     several = len({run.summary["corpus"] for run in runs}) > 1
     floors = [
         floor_text(run) + (f" ({run.summary['corpus']})" if several else "")
@@ -121,13 +132,18 @@ def captions(runs: list[Run]) -> list[str]:
     names = {"resident": "resident size of the process", "cuda": "allocation on the GPU"}
     kinds = sorted({run.summary["memory_kind"] for run in runs} - {None})
     memory = " or ".join(names.get(kind, kind) for kind in kinds)
-    return [*dict.fromkeys(floors), *([f"memory: peak {memory}"] if memory else [])]
+    below = [*dict.fromkeys(floors), *([f"memory: peak {memory}"] if memory else [])]
+    return [*(best if has_best else []), *below]
 
 
-def comparison_table(runs: list[Run]) -> "Table":
+def comparison_table(runs: list[Run], *, bold: bool = True) -> "Table":
     """The table for a terminal of 80 columns or more.
 
     The lowest loss among runs of one setting is bold; floors stand in the caption.
+
+    Args:
+        runs: Finished runs, a row each.
+        bold: Whether the reader can see bold, which the caption then explains.
     """
     from rich import box
     from rich.table import Table
@@ -135,7 +151,7 @@ def comparison_table(runs: list[Run]) -> "Table":
 
     rows = comparison_rows(runs)
     shown = columns(rows)
-    lines = captions(runs)
+    lines = captions(runs, bold=bold)
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -158,6 +174,11 @@ def comparison_table(runs: list[Run]) -> "Table":
             )
         )
     return table
+
+
+def _printed(loss: float | None) -> float:
+    """A loss as far as the table shows it."""
+    return math.nan if loss is None else round(loss, _DIGITS)
 
 
 def _loss(run: Run) -> float | None:

@@ -4,6 +4,7 @@ from resroute.bench.cases import CASES as CASES
 from resroute.bench.cases import run as run
 from resroute.bench.check import WrongResultError as WrongResultError
 from resroute.bench.settings import Settings as Settings
+from resroute.bench.table import footer as footer
 from resroute.bench.table import lines as lines
 from resroute.bench.table import table as table
 from resroute.bench.timing import Comparison as Comparison
@@ -16,6 +17,7 @@ __all__ = [
     "Listener",
     "Settings",
     "WrongResultError",
+    "footer",
     "interval",
     "lines",
     "run",

@@ -14,7 +14,7 @@ from resroute.bench.mixer import mixer
 from resroute.bench.observe import observe
 from resroute.bench.peers import PACKAGES, peer_version
 from resroute.bench.scaling import scaling
-from resroute.bench.settings import Settings
+from resroute.bench.settings import Settings, with_blocks
 from resroute.bench.step import step
 from resroute.bench.timing import Comparison, Listener
 from resroute.config import UserError, suggestion, to_dict
@@ -52,7 +52,11 @@ FORMAT_VERSION = 1
 
 
 def run(
-    case: str, settings: Settings, listener: Listener | None = None
+    case: str,
+    settings: Settings,
+    listener: Listener | None = None,
+    *,
+    save: Callable[[dict[str, Any]], None] | None = None,
 ) -> tuple[list[Comparison], dict[str, Any]]:
     """Run a case.
 
@@ -60,10 +64,13 @@ def run(
         case: A name among `CASES`.
         settings: What it is run with.
         listener: Told what happens.
+        save: Called after each comparison with the JSON of those that are done, in which
+            `complete` is false, and at the end with all of it.
 
     Returns:
-        The comparisons, and all of it as JSON: settings, machine, every pair. The machine is
-        described without host, user and paths.
+        The comparisons, and all of it as JSON: settings, machine, every pair. Methods are listed
+        with the number of blocks that they are asked for; `num_blocks` in a row's details is what
+        was built. The machine is described without host, user and paths.
 
     Raises:
         UserError: An unknown case, or settings that this machine or the methods do not take.
@@ -73,30 +80,53 @@ def run(
         raise UserError(f"unknown case {case!r}{suggestion(case, CASES)}; use {', '.join(CASES)}")
     methods = settings.methods or METHODS[case]
     settings = dataclasses.replace(settings, methods=methods)
-    _require_runnable(settings)
+    listener = listener or Listener()
+    for note in _require_runnable(settings):
+        listener.message(f"note: {note}")
     # as training does
     keep_freed_memory()
+    rows: list[Comparison] = []
     with _threads(settings.threads):
-        rows = list(CASES[case](settings, listener or Listener()))
-        machine = environment(settings.torch_device, settings.torch_precision)
+        result = _head(case, settings)
+        for row in CASES[case](settings, listener):
+            rows.append(row)
+            result["rows"].append(row.to_json())
+            if save is not None:
+                save(result)
+    result["complete"] = True
+    if save is not None:
+        save(result)
+    return rows, result
+
+
+def _head(case: str, settings: Settings) -> dict[str, Any]:
+    """The JSON of a case before its first row."""
+    blocks = settings.num_blocks
+    methods = tuple(with_blocks(residual, blocks) for residual in settings.methods)
+    asked = dataclasses.replace(settings, methods=methods, blocks=blocks)
     peers = {name: peer_version(name) for name in PACKAGES} if case == "mixer" else {}
-    return rows, {
+    return {
         "format_version": FORMAT_VERSION,
         "case": case,
-        "settings": to_dict(settings),
-        "machine": machine,
+        "complete": False,
+        "settings": to_dict(asked),
+        "machine": environment(settings.torch_device, settings.torch_precision),
         "peers": {name: found for name, found in peers.items() if found},
-        "rows": [row.to_json() for row in rows],
+        "rows": [],
     }
 
 
-def _require_runnable(settings: Settings) -> None:
-    """Raise now what minutes of other measurements would come before."""
+def _require_runnable(settings: Settings) -> list[str]:
+    """Raise now what minutes of other measurements would come before; notes on what is built."""
     settings.served()
+    notes: list[str] = []
     for residual in settings.methods:
         with torch.device("meta"), warnings.catch_warnings():
+            # they are handed back
             warnings.simplefilter("ignore")
-            GPT(settings.model(residual))
+            policy = GPT(settings.model(residual)).policy
+        notes += policy.notes
+    return list(dict.fromkeys(notes))
 
 
 @contextmanager

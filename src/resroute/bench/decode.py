@@ -9,7 +9,7 @@ from resroute import ops
 from resroute.bench.check import require_close
 from resroute.bench.settings import Settings, served
 from resroute.bench.timing import Comparison, Listener, alternate, seconds
-from resroute.bench.workload import make_model, random_tokens
+from resroute.bench.workload import built_blocks, make_model, random_tokens
 from resroute.model import GPT, generate
 from resroute.residual import PreNorm
 
@@ -55,6 +55,7 @@ def decode(settings: Settings, listener: Listener) -> Iterator[Comparison]:
         model = make_model(settings, residual).eval()
         for backend in settings.served():
             found = require_decoding(settings, model, backend, residual.label)
+            listener.message(f"{residual.label} on {backend}: checked, decoding")
             for rows in (settings.batch,) if settings.batch else BATCHES:
                 baseline = Decoding(settings, plain, usual, rows)
                 measured = Decoding(settings, model, backend, rows)
@@ -73,7 +74,11 @@ def decode(settings: Settings, listener: Listener) -> Iterator[Comparison]:
                     group=f"batch {rows}",
                     unit="tokens/s",
                     pairs=pairs,
-                    details={"new_tokens": measured.new, "deviation": {"logits": found}},
+                    details={
+                        "num_blocks": built_blocks(model),
+                        "new_tokens": measured.new,
+                        "deviation": {"logits": found},
+                    },
                 )
 
 

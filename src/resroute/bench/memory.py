@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -33,7 +34,7 @@ def memory(settings: Settings, listener: Listener) -> Iterator[Comparison]:
     for residual in settings.methods:
         truth = Truth(settings, residual)
         for backend in settings.served():
-            peak, fixed, parameters, checks = _measure(settings, truth, backend, listener)
+            peak, fixed, details = _measure(settings, truth, backend, listener)
             for group, a, b in (
                 ("activations", baseline[0], peak),
                 ("all", baseline[0] + baseline[1], peak + fixed),
@@ -45,14 +46,14 @@ def memory(settings: Settings, listener: Listener) -> Iterator[Comparison]:
                     group=group,
                     unit="bytes",
                     pairs=((float(a), float(b)),),
-                    details={"parameters": parameters, "deviation": checks},
+                    details=details,
                 )
 
 
 def _measure(
     settings: Settings, truth: Truth, backend: str, listener: Listener
-) -> tuple[int, int, int, dict[str, float]]:
-    """Peak of a step, bytes of parameters and optimizer, parameters, and what the check found."""
+) -> tuple[int, int, dict[str, Any]]:
+    """Peak of a step, bytes of parameters and optimizer, and the details of a row."""
     checks = {"formula": truth.require_formula(backend)}
     step = GPTStep(settings, truth.residual, backend, compiled=settings.compiles)
     checks["step"] = truth.require_step(step)
@@ -69,7 +70,8 @@ def _measure(
     for state in step.optimizer.state.values():
         tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
     fixed = sum(tensor.nbytes for tensor in tensors)
-    return peak, fixed, step.parameters, checks
+    details = {"parameters": step.parameters, "num_blocks": step.num_blocks, "deviation": checks}
+    return peak, fixed, details
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:

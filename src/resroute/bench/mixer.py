@@ -89,6 +89,7 @@ def mixer(settings: Settings, listener: Listener) -> Iterator[Comparison]:
             run = operation.reference if backend == "reference" else operation.backend(backend)
             what = f"{operation.name} on {backend}"
             found[backend] = require_close(what, operation.outcome(run), expected)
+            listener.message(f"{what}: checked")
             baselines = {"reference": operation.reference, **operation.peers}
             if backend == "reference":
                 del baselines["reference"]
@@ -129,8 +130,8 @@ def operations(
         numbers = std * torch.randn(sizes, generator=generator)
         return numbers.to(settings.torch_device).requires_grad_()
 
-    sites = 2 * -(-settings.layers // settings.blocks)
-    for queries, sources in ((1, _SOURCES), (sites, 1 + 3 * (settings.blocks - 1))):
+    sites = 2 * -(-settings.layers // settings.num_blocks)
+    for queries, sources in ((1, _SOURCES), (sites, 1 + 3 * (settings.num_blocks - 1))):
         inputs = {f"source {i}": random(*shape, dim) for i in range(sources)}
         inputs["keys"] = random(queries, dim, std=dim**-0.5)
         yield Operation(

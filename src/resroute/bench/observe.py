@@ -32,6 +32,7 @@ def observe(settings: Settings, listener: Listener) -> Iterator[Comparison]:
             checks = {"formula": truth.require_formula(backend)}
             step = GPTStep(settings, residual, backend, compiled=settings.compiles)
             checks["step"] = truth.require_step(step)
+            listener.message(f"{residual.label} on {backend}: checked, warming up")
             plain = GPTStep(settings, residual, backend, compiled=False)
             counted = bytes_moved(plain.run), bytes_moved(_Look(plain))
             yield _compared(
@@ -86,7 +87,12 @@ def _compared(
         group="bytes" if unit == "bytes" else "time",
         unit=unit,
         pairs=tuple((float(taken), taken + once / EVERY) for taken, once in found),
-        details={"parameters": step.parameters, "look_over_step": looks, **details},
+        details={
+            "parameters": step.parameters,
+            "num_blocks": step.num_blocks,
+            "look_over_step": looks,
+            **details,
+        },
     )
 
 

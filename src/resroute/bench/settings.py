@@ -1,6 +1,7 @@
 """What a benchmark is run with."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,8 +29,8 @@ class Settings:
     """Rows: 8 where a model is trained, 2 for a read alone, 1 and then 32 for decoding."""
     context: int = 256
     """T."""
-    blocks: int = 4
-    """Blocks of the methods that have them."""
+    blocks: int | None = None
+    """Blocks of the methods that have them; None is four, or fewer where there are fewer layers."""
     methods: tuple[ResidualConfig, ...] = ()
     """Compared with PreNorm, in this order; none is the choice of `cases.METHODS`."""
     backends: tuple[str, ...] = ("auto",)
@@ -47,6 +48,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.dim % 2:
             raise UserError(f"dim must be even, got {self.dim}: heads have pairs of channels")
+        if self.blocks is not None and self.blocks > self.layers:
+            raise UserError(
+                f"blocks={self.blocks} is more than the stack's {self.layers} layers; "
+                f"use at most {self.layers}"
+            )
         for name in self.backends:
             known = ("auto", *ops.BACKENDS)
             if name not in known:
@@ -73,6 +79,11 @@ class Settings:
         return can_compile if self.compile is None else self.compile
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks that methods are asked for; `ceil(L / blocks)` layers each may make fewer."""
+        return min(4, self.layers) if self.blocks is None else self.blocks
+
+    @property
     def num_heads(self) -> int:
         """Heads of width 64, at least four, as far as the width can be divided so."""
         most = max(4, self.dim // 64)
@@ -86,7 +97,7 @@ class Settings:
             num_layers=self.layers,
             num_heads=self.num_heads,
             dim=self.dim,
-            residual=with_blocks(residual, self.blocks),
+            residual=with_blocks(residual, self.num_blocks),
         )
 
     def served(self) -> list[str]:
@@ -102,6 +113,11 @@ def served(name: str, settings: Settings) -> str:
     """The backend that serves where `name` is asked for."""
     with ops.backend(name):
         return ops.choose(settings.torch_device, torch.float32, settings.dim).backend
+
+
+def blocks_made(layers: int, blocks: int) -> int:
+    """Blocks that a stack has where so many are asked for; 0 where it is too shallow."""
+    return math.ceil(layers / math.ceil(layers / blocks)) if blocks <= layers else 0
 
 
 def with_blocks(residual: ResidualConfig, blocks: int) -> ResidualConfig:

@@ -42,7 +42,11 @@ def step(settings: Settings, listener: Listener) -> Iterator[Comparison]:
                 against="PreNorm",
                 unit="s",
                 pairs=pairs,
-                details={"parameters": routed.parameters, "deviation": checks},
+                details={
+                    "parameters": routed.parameters,
+                    "num_blocks": routed.num_blocks,
+                    "deviation": checks,
+                },
             )
 
 

@@ -107,6 +107,11 @@ class GPTStep(Step):
         """Their number."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @property
+    def num_blocks(self) -> int | None:
+        """Depth blocks as built; None where the method has no option for them."""
+        return built_blocks(self.model)
+
     def outcome(self) -> dict[str, Tensor]:
         """The loss and every gradient; weights and gradients are left as they were."""
         loss = self.gradients()
@@ -149,11 +154,19 @@ def make_model(settings: Settings, residual: ResidualConfig) -> GPT:
     """The model of a method with rough weights."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
-        # notes on the model's shape are for its training
+        # `cases.run` says them, once
         warnings.simplefilter("ignore")
         model = GPT(settings.model(residual))
     roughen(model)
     return model.to(settings.torch_device)
+
+
+def built_blocks(model: GPT) -> int | None:
+    """Depth blocks of a model as built; None where its method has no option for them."""
+    if not hasattr(model.config.residual, "num_blocks"):
+        return None
+    found: int = model.policy.num_blocks  # type: ignore[assignment]
+    return found
 
 
 @torch.no_grad()

@@ -2,7 +2,9 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -28,18 +30,31 @@ def bench(options: argparse.Namespace) -> None:
         chosen["methods"] = tuple(residual_of(name, None) for name in _words(given, "methods"))
     if "backends" in given:
         chosen["backends"] = _words(given, "backends")
+    _require_blocks(chosen)
     out = None if options.out is None else Path(options.out)
     if out is not None:
         _require_new(out)
+        options.hint = f"; finished comparisons, if any, are in {out}"
     with _Progress() as progress:
-        rows, result = benchmarks.run(options.case, benchmarks.Settings(**chosen), progress)
+        settings = benchmarks.Settings(**chosen)
+        save = None if out is None else partial(write_json, out)
+        rows, _ = benchmarks.run(options.case, settings, progress, save=save)
     if sys.stdout.isatty():
         Console().print(benchmarks.table(rows))
     else:
         print("\n".join(benchmarks.lines(rows)))
+    print("\n".join(["", *benchmarks.footer(options.case, settings, rows)]))
     if out is not None:
-        write_json(out, result)
         print(f"\nwrote {out}")
+
+
+def _require_blocks(chosen: dict[str, Any]) -> None:
+    """Refuse more blocks than layers by the name of the option."""
+    blocks, layers = chosen.get("blocks", 1), chosen.get("layers", benchmarks.Settings.layers)
+    if blocks > layers:
+        raise UserError(
+            f"--blocks {blocks} is more than the stack's {layers} layers; use at most {layers}"
+        )
 
 
 def _words(given: dict[str, str], name: str) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def demo(options: argparse.Namespace) -> None:
         runs, files = experiments.demo(corpus, out, configs, fresh=options.fresh, listener=display)
     console = _console()
     console.print()
-    console.print(analysis.comparison_table(runs))
+    _print_table(console, runs)
     for run in runs:
         console.print(f"\n[bold]{run.label}[/bold] writes:", highlight=False)
         console.print((run.sample or "").strip(), markup=False, highlight=False)
@@ -79,7 +79,7 @@ def train(options: argparse.Namespace) -> None:
     with join(options.device) as world:
         # made by one process for all
         path = world.from_main(lambda: _corpus(options).path)
-        corpus = data.open_corpus(path)
+        corpus = world.together(lambda: data.open_corpus(path))
         model = PRESETS[options.preset](
             options.layers,
             vocab_size=corpus.tokenizer.vocab_size,
@@ -110,8 +110,7 @@ def train(options: argparse.Namespace) -> None:
             )
         if not world.is_main:
             return
-    console = _console()
-    console.print(analysis.comparison_table([analysis.read_run(Path(summary["path"]))]))
+    _print_table(_console(), [analysis.read_run(Path(summary["path"]))])
     print(f"\n{summary['path']}")
 
 
@@ -167,7 +166,7 @@ def report(options: argparse.Namespace) -> None:
         title=options.title or f"resroute: {folder.resolve().name}",
         unfinished=unfinished,
     )
-    _console().print(analysis.comparison_table(runs))
+    _print_table(_console(), runs)
     if unfinished:
         print(f"\nnot finished: {', '.join(unfinished)}")
     _print_files(files)
@@ -218,6 +217,17 @@ def _print_corpus(corpus: Corpus) -> None:
     changed = [f"{count:,} {what.replace('_', ' ')}" for what, count in cleaned.items() if count]
     if changed:
         print(f"  cleaned: {', '.join(changed)}")
+
+
+def _print_table(console: "Console", runs: list[analysis.Run]) -> None:
+    """The table, without the spaces that rich fills its lines with where nobody watches."""
+    table = analysis.comparison_table(runs, bold=console.is_terminal)
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _print_files(files: list[Path]) -> None:

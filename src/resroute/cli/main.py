@@ -14,7 +14,7 @@ from resroute.cli.display import printable
 from resroute.cli.parser import make_parser, parse
 from resroute.config import UserError
 from resroute.training import Preempted
-from resroute.training.distributed import OtherRankError, is_main_process
+from resroute.training.distributed import is_main_process
 
 OK, MISTAKE, INTERRUPTED, TERMINATED = 0, 2, 130, 143
 
@@ -38,11 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 warnings.simplefilter("ignore")
             options.run(options)
         sys.stdout.flush()
-    except OtherRankError:
-        # the main process says it
-        return MISTAKE
     except UserError as error:
-        return _mistake(str(error))
+        # which all processes have met
+        return _mistake(str(error)) if is_main_process() else MISTAKE
     except Preempted as stopped:
         if is_main_process():
             print(f"resroute: {stopped}{_without_fresh(options)}", file=sys.stderr)
@@ -79,7 +77,7 @@ class _Notes:
 def _without_fresh(options: argparse.Namespace) -> str:
     """How to go on."""
     hint: str = options.hint
-    return f"{hint} (without --fresh)" if hint and options.fresh else hint
+    return f"{hint} (without --fresh)" if hint and getattr(options, "fresh", False) else hint
 
 
 def _mistake(text: str) -> int:

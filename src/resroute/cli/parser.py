@@ -61,7 +61,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, max_help_position=22, width=80)
+    formatter = argparse.HelpFormatter(prog, max_help_position=22, width=80)
+    # argparse does not count the indent of a subcommand, which would get a line of its own
+    formatter._action_max_length = len("  prepare") + 2
+    return formatter
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -105,7 +108,7 @@ def _demo(group: Any) -> None:
     _data_option(parser)
     # two of the models have four blocks
     layers = whole(4, 10_000)
-    add("--layers", type=layers, default=24, metavar="L", help="layers of each model (24)")
+    add("--layers", type=layers, default=24, metavar="L", help="layers of each (24, at least 4)")
     add("--steps", type=STEPS, default=300, metavar="N", help="training steps of each (300)")
     add("--seed", type=SEED, default=0, metavar="S", help="of weights and batches (0)")
     add("--out", type=name, metavar="DIR", help="folder of runs and report (runs/demo)")

@@ -33,6 +33,7 @@ from resroute.data.corpora import (
 )
 from resroute.data.encode import SplitWriter, encoded, require_room, write_splits
 from resroute.data.pool import available_cores
+from resroute.data.storyworld_knobs import DEFAULT, StoryConfig
 from resroute.data.subword import SubwordTokenizer
 from resroute.data.text import (
     Piece,
@@ -230,43 +231,59 @@ def _write(
     return splits, unknown
 
 
-def prepare_storyworld(out: Path, *, seed: int = 0, characters: int = 2_000_000) -> Corpus:
+def prepare_storyworld(
+    out: Path, *, seed: int = 0, characters: int = 2_000_000, story: StoryConfig = DEFAULT
+) -> Corpus:
     """Make a corpus of generated stories, each followed by the end of text.
 
     The splits are whole stories, independent draws: 90 % train, 5 % val, 5 % test. The exact -log p
-    of each story of val and test is kept, which gives the entropy floor.
+    of each story of val and test is kept, which gives the entropy floor. With `story.held_out`,
+    test tells held-out combinations of facts alone, and train and val all others.
 
     Args:
         out: The corpus folder to make.
         seed: Of the generator.
         characters: Least number of tokens of the three splits together.
+        story: How hard the stories are.
 
     Raises:
         UserError: `characters` below one, or an `out` that holds something else.
     """
     if characters < 1:
         raise UserError(f"a storyworld corpus needs characters of at least 1, got {characters}")
-    sample = "\n".join(s.text for s in itertools.islice(storyworld.stories(seed), _SAMPLE_STORIES))
-    provenance = {
+    samples = dict.fromkeys(_tellers(seed, story).values())
+    sample = "\n".join(s.text for told in samples for s in itertools.islice(told, _SAMPLE_STORIES))
+    provenance: dict[str, Any] = {
         "kind": "storyworld",
         "seed": seed,
         "characters": characters,
         # changes when a later release tells other stories
         "sample_sha256": hashlib.sha256(sample.encode()).hexdigest(),
     }
+    if story != DEFAULT:
+        provenance["story"] = config.from_defaults(story)
     if existing := _existing(out):
         return _require_equal(existing, provenance)
     tokenizer = CharTokenizer((*storyworld.ALPHABET, END_OF_TEXT))
-    stories = storyworld.stories(seed)
+    stories = _tellers(seed, story)
     splits = {}
     # another process may make the same corpus meanwhile: its own is kept
     with contextlib.suppress(FileExistsError), new_folder(out) as folder:
         shares = (characters - 2 * (characters // 20), characters // 20, characters // 20)
         for split, share in zip(SPLITS, shares, strict=True):
-            splits[split] = _write_stories(stories, share, tokenizer, folder, split)
+            splits[split] = _write_stories(stories[split], share, tokenizer, folder, split)
         name = out.resolve().name
         _write_meta(folder, name, provenance, "endoftext", tokenizer, splits, aligned=True)
     return _require_equal(open_corpus(out), provenance)
+
+
+def _tellers(seed: int, story: StoryConfig) -> dict[Split, Iterator[storyworld.Story]]:
+    """The stories of each split; splits of one kind take turns at one iterator."""
+    knobs: dict[str, Any] = {} if story == DEFAULT else {"story": story}
+    told = storyworld.stories(seed, **knobs)
+    if not story.held_out:
+        return dict.fromkeys(SPLITS, told)
+    return {"train": told, "val": told, "test": storyworld.stories(seed, **knobs, held_out=True)}
 
 
 def _write_stories(

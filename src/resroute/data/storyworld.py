@@ -7,7 +7,9 @@ beats on average, in nats per character.
 
 One grammar is read three ways: drawn from (`tell`), followed along a text (`readings`), and
 averaged over exactly (`entropy`). Its words and tales are in `storyworld_words`, and a new tale, a
-longer one or one with more facts is an edit there; `storyworld_markup` reads their notation.
+longer one or one with more facts is an edit there; `storyworld_markup` reads their notation,
+`storyworld_odds` has the odds of every draw. `storyworld_knobs` makes stories harder: longer, with
+more facts, more text between a fact and its use, and combinations of facts that are held out.
 """
 
 import functools
@@ -17,10 +19,21 @@ import random
 from bisect import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from resroute.config import UserError
-from resroute.data.storyworld_markup import Choice, Mention, Passage, Piece, read_markup
-from resroute.data.storyworld_words import FACTS, MARKUP, Table
+from resroute.data.storyworld_knobs import DEFAULT, StoryConfig, bonds, markup, tables
+from resroute.data.storyworld_markup import (
+    Bonds,
+    Choice,
+    Mention,
+    Passage,
+    Piece,
+    Rows,
+    read_markup,
+)
+from resroute.data.storyworld_odds import odds
+from resroute.data.storyworld_words import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +57,27 @@ class Entropy:
         return self.nats / (self.characters + 1)
 
 
-Rows = dict[str, int]
+@dataclass(frozen=True)
+class Taken:
+    """A choice and which of its options was taken."""
+
+    choice: Choice
+    option: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """A story with its derivation.
+
+    Attributes:
+        story: The story.
+        rows: The row of each fact told.
+        steps: Mentions and choices in order, each with its place in characters.
+    """
+
+    story: Story
+    rows: Rows
+    steps: tuple[tuple[int, Mention | Taken], ...]
 
 
 @dataclass(frozen=True)
@@ -56,41 +89,13 @@ class Reading:
     nats: float
 
 
-@dataclass(frozen=True)
-class Odds:
-    """The distribution of one choice over the options that are still free."""
-
-    options: tuple[int, ...]
-    probabilities: tuple[float, ...]
-    cumulative: tuple[float, ...]
-    nats: tuple[float, ...]
-
-    @property
-    def entropy(self) -> float:
-        """Mean surprisal of the choice."""
-        return math.fsum(p * n for p, n in zip(self.probabilities, self.nats, strict=True))
-
-
-@functools.cache
-def odds(size: int, taken: tuple[int, ...] = ()) -> Odds:
-    """Odds of every choice with `size` options: p(rank) ~ 1 / (rank + 2) over those not `taken`.
-
-    Ranks count from 1, so the first of ten options is four times as likely as the last.
-    """
-    options = tuple(i for i in range(size) if i not in taken)
-    weights = [1 / (i + 3) for i in options]
-    probabilities = tuple(weight / math.fsum(weights) for weight in weights)
-    return Odds(
-        options=options,
-        probabilities=probabilities,
-        # the exact 1.0 keeps a draw inside the list however the sum was rounded
-        cumulative=(*itertools.accumulate(probabilities[:-1]), 1.0),
-        nats=tuple(-math.log(p) for p in probabilities),
-    )
+_Steps = list[tuple[int, Mention | Taken]]
 
 
 class Grammar:
     """Stories as marked-up text (see `storyworld_words`) over tables of facts.
+
+    With `bonds`, some facts are told in some combinations alone (see `Combinations`).
 
     Derivations are unambiguous by construction. The texts of a fact's first mention are a
     prefix-free set, and so are the beginnings of a choice's options under every assignment of the
@@ -103,14 +108,29 @@ class Grammar:
         ValueError: The markup is malformed or a choice in it is ambiguous.
     """
 
-    def __init__(self, markup: str, facts: Mapping[str, Table]) -> None:
-        self.passage = read_markup(markup, facts)
+    def __init__(
+        self, markup: str, facts: Mapping[str, Table], bonds: Bonds = MappingProxyType({})
+    ) -> None:
+        self.passage = read_markup(markup, facts, bonds)
 
     def tell(self, draw: random.Random) -> Story:
         """Draw one story."""
         parts: list[str] = []
-        nats = _tell(self.passage, draw, {}, parts)
+        nats = _tell(self.passage, draw, {}, parts, None)
         return Story(text="".join(parts), nats=nats)
+
+    def recount(self, draw: random.Random) -> Account:
+        """Draw the story that `tell` would draw, with its derivation."""
+        parts: list[str] = []
+        rows: Rows = {}
+        steps: _Steps = []
+        nats = _tell(self.passage, draw, rows, parts, steps)
+        places = list(itertools.accumulate(map(len, parts), initial=0))
+        return Account(
+            story=Story(text="".join(parts), nats=nats),
+            rows=rows,
+            steps=tuple((places[part], step) for part, step in steps),
+        )
 
     def readings(self, text: str) -> list[Reading]:
         """All derivations of a text, by exhaustive search: one, or none if it is no story."""
@@ -123,7 +143,7 @@ class Grammar:
 
         The entropy is the sum over choices of each one's mean entropy given the earlier ones
         (chain rule); lengths add by linearity. Both need only the exact distribution of each
-        fact, since options do not depend on facts.
+        fact, in a combination jointly with its earlier facts, since options do not depend on facts.
         """
         nats, characters = _mean(self.passage)
         return Entropy(nats=nats, characters=characters)
@@ -139,23 +159,30 @@ class Grammar:
         return tuple(sorted(_characters(self.passage)))
 
 
-def _tell(passage: Passage, draw: random.Random, rows: Rows, parts: list[str]) -> float:
+def _tell(
+    passage: Passage, draw: random.Random, rows: Rows, parts: list[str], steps: _Steps | None
+) -> float:
+    """Add a passage to `parts`; steps are noted with the part at which they stand."""
     nats = 0.0
     for piece in passage:
         if isinstance(piece, str):
             parts.append(piece)
         elif isinstance(piece, Mention):
             if piece.is_first:
-                chances = odds(len(piece.words), tuple(rows[fact] for fact in piece.rivals))
+                chances = piece.odds(rows)
                 drawn = bisect(chances.cumulative, draw.random())
                 rows[piece.fact] = chances.options[drawn]
                 nats += chances.nats[drawn]
+            if steps is not None:
+                steps.append((len(parts), piece))
             parts.append(piece.words[rows[piece.fact]])
         else:
             chances = odds(len(piece.options))
             drawn = bisect(chances.cumulative, draw.random())
             nats += chances.nats[drawn]
-            nats += _tell(piece.options[drawn], draw, rows, parts)
+            if steps is not None:
+                steps.append((len(parts), Taken(piece, drawn)))
+            nats += _tell(piece.options[drawn], draw, rows, parts, steps)
     return nats
 
 
@@ -179,24 +206,12 @@ def _continue(piece: Piece, text: str, before: Reading) -> list[Reading]:
     if not piece.is_first:
         word = piece.words[rows[piece.fact]]
         return [Reading(end + len(word), rows, nats)] if text.startswith(word, end) else []
-    chances = odds(len(piece.words), tuple(rows[fact] for fact in piece.rivals))
+    chances = piece.odds(rows)
     return [
         Reading(end + len(piece.words[row]), {**rows, piece.fact: row}, nats + cost)
         for row, cost in zip(chances.options, chances.nats, strict=True)
         if text.startswith(piece.words[row], end)
     ]
-
-
-@functools.cache
-def _draws(size: int, count: int) -> tuple[tuple[tuple[int, ...], float], ...]:
-    """Ordered draws of `count` rows from a table without replacement, with probabilities."""
-    if count == 0:
-        return (((), 1.0),)
-    return tuple(
-        ((*taken, row), before * p)
-        for taken, before in _draws(size, count - 1)
-        for row, p in zip(odds(size, taken).options, odds(size, taken).probabilities, strict=True)
-    )
 
 
 def _mean(passage: Passage) -> tuple[float, float]:
@@ -205,11 +220,10 @@ def _mean(passage: Passage) -> tuple[float, float]:
         if isinstance(piece, str):
             characters.append(len(piece))
         elif isinstance(piece, Mention):
-            size, order = len(piece.words), len(piece.rivals)
-            lengths = [len(word) for word in piece.words]
-            characters += [p * lengths[rows[-1]] for rows, p in _draws(size, order + 1)]
+            entropy, shares = piece.moments()
+            characters += [p * len(w) for p, w in zip(shares, piece.words, strict=True)]
             if piece.is_first:
-                nats += [p * odds(size, rows).entropy for rows, p in _draws(size, order)]
+                nats.append(entropy)
         else:
             chances = odds(len(piece.options))
             nats.append(chances.entropy)
@@ -244,43 +258,58 @@ def _characters(passage: Passage) -> set[str]:
     return found
 
 
-WORLD = Grammar(MARKUP, FACTS)
+@functools.lru_cache(32)
+def world(story: StoryConfig, *, held_out: bool = False) -> Grammar:
+    """The grammar of stories, or with `held_out` of those that tell held-out combinations alone.
+
+    Raises:
+        UserError: Held-out stories where the configuration holds nothing out.
+    """
+    if held_out and not story.held_out:
+        raise UserError("storyworld: no combinations are held out; give held_out of at least 0.06")
+    return Grammar(markup(story), tables(story), bonds(story, held_out=held_out))
+
+
+WORLD = world(DEFAULT)
 """The grammar of the default corpus."""
 
 ALPHABET: tuple[str, ...] = WORLD.alphabet
-"""Every character that occurs in stories, sorted."""
+"""Every character that occurs in stories of any configuration, sorted."""
 
 MAX_CHARACTERS = WORLD.longest
-"""No story is longer, so that a story and its end token fit a context of 256."""
+"""No default story is longer, so that a story and its end token fit a context of 256."""
 
 
-def stories(seed: int) -> Iterator[Story]:
+def stories(seed: int, story: StoryConfig = DEFAULT, *, held_out: bool = False) -> Iterator[Story]:
     """Independent stories without end, the same for a seed everywhere.
 
     Only `random.Random.random` is drawn from, whose sequence Python keeps fixed for a seed.
 
     Raises:
-        UserError: A negative seed, which would give the stories of the positive one.
+        UserError: A negative seed, which would give the stories of the positive one; or held-out
+            stories where nothing is held out.
     """
     if seed < 0:
         raise UserError(f"storyworld: the seed must be 0 or more, got {seed}")
-    draw = random.Random(seed)
+    grammar = world(story, held_out=held_out)
+    # of their own, not those of the other stories with other words
+    draw = random.Random(f"held out {seed}" if held_out else seed)
     while True:
-        yield WORLD.tell(draw)
+        yield grammar.tell(draw)
 
 
-def surprisal(text: str) -> float:
+def surprisal(text: str, story: StoryConfig = DEFAULT, *, held_out: bool = False) -> float:
     """`-log p(text)` in nats of one whole story, end included; inf where it is no story."""
-    readings = WORLD.readings(text)
+    readings = world(story, held_out=held_out).readings(text)
     assert len(readings) < 2, "a grammar without ambiguity gave two readings"
     return readings[0].nats if readings else math.inf
 
 
-def derivations(text: str) -> int:
+def derivations(text: str, story: StoryConfig = DEFAULT, *, held_out: bool = False) -> int:
     """How many ways the grammar derives a text: one for each story, none for anything else."""
-    return len(WORLD.readings(text))
+    return len(world(story, held_out=held_out).readings(text))
 
 
-def entropy() -> Entropy:
+def entropy(story: StoryConfig = DEFAULT, *, held_out: bool = False) -> Entropy:
     """Exact entropy and mean length of the stories; see `Entropy.nats_per_character`."""
-    return WORLD.entropy
+    return world(story, held_out=held_out).entropy

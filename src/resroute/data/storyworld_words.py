@@ -5,6 +5,7 @@ from its table, each later one repeats it. `{fact.form}` picks a column of the t
 the word with its article, and a capital form (`He`) for the same word with a capital letter.
 
 Options and rows are listed from the likeliest. Facts that share a table never share a row.
+`{middle}` marks where a tale makes room for what `storyworld_knobs` puts in.
 """
 
 from collections.abc import Mapping
@@ -104,7 +105,7 @@ LOST = (
     "[lost|dropped|missed|mislaid|forgot] {hero.his} {colour} {thing}. "
     "[{hero.He} felt {mood} and|{hero} was {mood} and|Feeling {mood}, {hero.he}] "
     "[looked|searched|hunted|peeked] {place}[ in vain.| all alone.| for hours.| for ages.] "
-    '"[I saw it|Try|It may be|Look|Now look] {spot}," [said|called|cried|yelled] {friend}. '
+    '{middle}"[I saw it|Try|It may be|Look|Now look] {spot}," [said|called|cried|yelled] {friend}. '
     "[Sure enough,|And oh joy,|And there,|Hurrah,] {spot} "
     "[lay|was|they saw|sat|they found] the {colour} {thing}! "
     "[{hero} hugged {friend}|{hero} thanked {friend}|{hero.He} beamed at {friend}], "
@@ -114,7 +115,7 @@ EARNED = (
     "[wished for|longed for|dreamed of|asked for] {colour.a} {thing}. "
     "[To earn it, {hero.he}|So {hero.he}|With a song, {hero.he}|Bit by bit, {hero.he}] "
     "{chore} for {friend} {place}. "
-    '"You {chore} [so well|for hours|all day|with love|with joy]!" '
+    '{middle}"You {chore} [so well|for hours|all day|with love|with joy]!" '
     '[said|laughed|cried|called|sang] {friend}. "[Now look|Look|Just look|Peek] {spot}." '
     "[There|And there] {hero} [found|saw|spied|got] "
     "{colour.a} {thing}[, brand new!| for {hero.him}!| at last!| to keep!] "
@@ -125,7 +126,7 @@ QUARREL = (
     "and {friend} [fought for|pulled at|both held|tugged at] {colour.a} {thing}. "
     '"[Mine|Let go|Not you|Stop it|I had it]!" [cried|yelled|said|hissed] {friend}. '
     "[{hero} ran off|{hero} left|{hero} fled] and [sat|hid|wept|lay] {place}, {mood}. "
-    "[Soon|At last|Later|Then] {friend} [came|ran up|rode up] with {treat.a}. "
+    "{middle}[Soon|At last|Later|Then] {friend} [came|ran up|rode up] with {treat.a}. "
     '"[Sorry|Oh dear|Peace], {hero}!" '
     "[They shared|Both shared] the {treat} and the {colour} {thing}"
     "[, {mood} no more.|, no longer {mood}.|, friends again.| that {weather} {time}.]"
@@ -133,7 +134,7 @@ QUARREL = (
 HIDING = (
     "played hide and seek with {friend} and {third}. "
     "{friend} [hid|lay low|sat|knelt|stood] {place}, {third} {spot}. {hero} counted to {number}. "
-    "[{hero.He} peeked {place} and [found|saw|caught|met] {friend}, then {third} {spot}.|"
+    "{middle}[{hero.He} peeked {place} and [found|saw|caught|met] {friend}, then {third} {spot}.|"
     "{hero.He} peeked {spot} and [found|saw|caught|met] {third}, then {friend} {place}.] "
     "[They shared|They ate|Each had|Each got] "
     "{treat.a} [and laughed.|and ran home.|for tea.|that {weather} {time}.]"
@@ -141,7 +142,7 @@ HIDING = (
 STRAY = (
     "[found|met|saw|spotted|heard] {animal.a} {place}. "
     "It [was|looked|seemed|felt] {need}, so {hero.he} [gave|offered] it {need.some}. "
-    "[Soon|Just then|Then|At last] {friend} [came by|ran up|came up|rode up]. "
+    "{middle}[Soon|Just then|Then|At last] {friend} [came by|ran up|came up|rode up]. "
     '"[That is|There is|Oh, it is|I miss] my {animal}! '
     '[It ran off|I lost it|It was|It hid] {spot}." '
     "{friend} [thanked|praised|kissed|cheered] {hero} for {need.the}. "
@@ -152,7 +153,7 @@ BAKING = (
     "[wanted|hoped|began|set out|tried] to [make|cook] {dish.a} for {friend}, "
     "who [was|felt|looked] {mood}. "
     '"[I have no|We have no|I need some|We need] {dish.of}!" [said|cried|sighed|sobbed] {hero}. '
-    "[Luckily|But|Oh joy,|By luck] {third} [had|kept|hid|saw] "
+    "{middle}[Luckily|But|Oh joy,|By luck] {third} [had|kept|hid|saw] "
     "[some|plenty|a heap|a few|lots] {place}. "
     "[{friend} ate the {dish} and|{friend} had it all and|Soon {friend}] "
     "[was {mood} no more.|was not {mood} now.|sang all {time}.] "
@@ -160,4 +161,34 @@ BAKING = (
 )
 
 TALES = (LOST, EARNED, QUARREL, HIDING, STRAY, BAKING)
-MARKUP = "One {weather} {time}, {hero} [" + "|".join(TALES) + "]"
+OPENING = "One {weather} {time}, {hero} "
+MIDDLE = "{middle}"
+
+COMBINATIONS = (
+    ("hero", "colour", "thing"),
+    ("hero", "animal", "need"),
+    ("hero", "dish", "mood"),
+    ("hero", "number", "treat"),
+)
+"""Facts of which some combinations can be held out: one of these in every tale, in its order."""
+
+# of an owner and what is its own; the numbers of owner, shade and toy are put in
+OWNED = "{owner} [had|owned|kept|got] {shade.a} {toy}. "
+SHOWN = "{owner} [showed|held up|lent out|waved] the {shade} {toy}."
+BROUGHT = " {owner} [took|carried|brought] the {shade} {toy} home[.| at last.| again.| with care.]"
+
+# {turn} is that of one owner
+SCENE = (
+    "[Then|Soon|Later|Next] [a sailor|a baker|a miller|a piper|a weaver] "
+    "[came by|rode by|stood there|passed] with {tint.a} {cargo}. {turn}"
+    "[Nobody|No one|Everyone] [liked|praised|bought|took] the {tint} {cargo}. "
+)
+
+SCENERY = (
+    "The [lark|crow|deer|frog|wren|hawk|hare|toad] [slept|stood|moved|cried|drank|paced] "
+    "[in the trees|on the roofs|at the shore|by the brook|in the reeds|on the cliff|in the woods|"
+    "by the fence]. "
+)
+"""One sentence without a fact, always of one length."""
+
+SCENERY_LENGTH = len("The lark slept in the trees. ")

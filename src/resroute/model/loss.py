@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from resroute.ops.derivatives import first_order_only, require_no_tangents
 
 IGNORED = -100
 
@@ -26,8 +27,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     """Mean of `cross_entropy(hidden @ weight.T, targets)` over the targets that count.
 
     Logits have autocast's dtype where it is on; the softmax is computed in float32 (float64 for
-    float64). Where the logits are large it is differentiable once, and has its gradients in memory
-    from the forward pass on.
+    float64). Where the logits are large it has its gradients in memory from the forward pass on,
+    and further derivatives are an error.
 
     Args:
         hidden: (R, D).
@@ -41,6 +42,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     # float16 needs its gradients scaled from the loss on
     if 4 * len(hidden) * len(weight) <= _SMALL_BYTES or dtype == torch.float16:
         return cross_entropy(F.linear(hidden, weight), targets)
+    require_no_tangents((hidden, weight))
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.to(dtype), weight.to(dtype), targets, torch.is_grad_enabled()
     )
@@ -80,7 +82,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *(g if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors), None, None
 

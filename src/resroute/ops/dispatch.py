@@ -74,19 +74,27 @@ def set_backend(name: str) -> None:
     _State.asked = name
 
 
-def choose(device: torch.device, dtype: torch.dtype, dim: int, num_bases: int = 1) -> Choice:
+def choose(device: torch.device | str, dtype: torch.dtype, dim: int, num_bases: int = 1) -> Choice:
     """The backend of a stream; `native` is compiled here where it serves and is not yet.
 
     Args:
-        device: Of the embedding.
+        device: Of the embedding; a name such as `cpu` or `cuda:1` will do.
         dtype: Of the embedding.
         dim: D.
         num_bases: Most sources that a running block gives.
 
     Raises:
-        UserError: The backend that was asked for cannot serve this.
+        UserError: The backend that was asked for cannot serve this, or an unknown device.
     """
-    return _choose(_State.asked, device.type, dtype, dim, num_bases)
+    kind = _device_type(device) if isinstance(device, str) else device.type
+    return _choose(_State.asked, kind, dtype, dim, num_bases)
+
+
+def _device_type(name: str) -> str:
+    try:
+        return torch.device(name).type
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}; use cpu, cuda, cuda:1 or mps") from None
 
 
 def _constant(function: F) -> F:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from resroute.core import Source
 from resroute.ops import lean
+from resroute.ops.derivatives import first_order_only, require_no_tangents
 from resroute.ops.forms import SiteForm
 from resroute.ops.registry import Operators
 
@@ -59,6 +59,7 @@ def site(
         lse = key = bias = None
     operators = _serving(operators, streams[0] if streams else prior)
     tensors = (update, prior, lse, key, bias, gain)
+    require_no_tangents((*tensors, *streams))
     if torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (*tensors, *streams)
     ):
@@ -102,6 +103,7 @@ def block_read(
     inverse = [source.inverse_rms.detach() for source in sources]
     scales = [source.scale for source in sources]
     flat = [*values, *scales, keys, biases, *(t for prior in priors for t in prior)]
+    require_no_tangents(flat)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in flat):
         shape = (len(values), len(keys), bool(priors))
         out = _BlockRead.apply(  # type: ignore[no-untyped-call]
@@ -199,7 +201,7 @@ class _Site(torch.autograd.Function):
         )
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_read: Tensor | None, *grad_streams: Tensor | None) -> Any:
         prior, lse, key, bias, gain, saved, *streams = ctx.saved_tensors
         form = ctx.form
@@ -261,7 +263,7 @@ class _BlockRead(torch.autograd.Function):
         return (*out[: 2 * m], *(value.view_as(value) for value in values))
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         sources, m, has_priors = ctx.shape
         saved = list(ctx.saved_tensors)

@@ -144,7 +144,14 @@ class Policy(nn.Module, ABC, Generic[S]):
         return self._read_normalised(stream, norm)
 
     def write(self, stream: S, site: int, update: Tensor) -> S:
-        """A new stream with the sublayer's update added, which has the embedding's shape."""
+        """A new stream with the update of the sublayer at `site` added.
+
+        Args:
+            stream: Left as it is.
+            site: The site that is written; it need not have been read.
+            update: What the sublayer puts out, of the embedding's shape. Its dtype may be another:
+                the sum is rounded once, to the stream's.
+        """
         self._expect(stream, site)
         shape = self._reference(stream).shape
         if update.shape != shape:

@@ -40,6 +40,14 @@ class RoutedStream(NamedTuple):
     """For each site of the running phase: its mix of the sources that were finished when the phase
     began, and the log-sum-exp of their logits."""
 
+    def __repr__(self) -> str:
+        """Sizes instead of numbers."""
+        value = self.sources[0].value if self.total is None else self.total
+        return (
+            f"RoutedStream(site={self.site}, sources={len(self.sources)}, "
+            f"shape={tuple(value.shape)}, backend={self.backend!r})"
+        )
+
 
 class Slot(NamedTuple):
     """One source as a site sees it."""

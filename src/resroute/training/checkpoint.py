@@ -15,7 +15,7 @@ from resroute.config import UserError, from_dict, to_dict
 from resroute.data import CharTokenizer
 from resroute.files import digest, new_folder, parse_object, read_text, write_json
 from resroute.training.config import TrainConfig
-from resroute.training.distributed import World
+from resroute.training.distributed import OtherRankError, World
 from resroute.training.tensors import (
     REMEDY,
     Groups,
@@ -92,6 +92,36 @@ def save(
         UserError: The disk does not take it; earlier checkpoints stay as they are.
     """
     target = folder / f"step_{progress.step:06d}"
+    failure: UserError | None = None
+    try:
+        _write(target, groups, progress, config, tokenizer, world)
+    except OtherRankError:
+        raise
+    except UserError as error:
+        failure = error
+    # said by the main process, known to all
+    world.from_main(lambda: _raise(failure))
+    _raise(failure)
+    if world.is_main:
+        for old in _not_kept(folder, config.keep):
+            shutil.rmtree(old)
+    world.wait()
+    return target
+
+
+def _raise(failure: UserError | None) -> None:
+    if failure is not None:
+        raise failure
+
+
+def _write(
+    target: Path,
+    groups: Groups,
+    progress: Progress,
+    config: TrainConfig,
+    tokenizer: CharTokenizer,
+    world: World,
+) -> None:
     with _new_folder(target, world) as new:
         if config.checkpoint_layout == "sharded":
             write_sharded(new, groups)
@@ -101,11 +131,6 @@ def save(
             if config.checkpoint_layout == "sharded":
                 shard_sizes(new)
             write_json(new / "state.json", _state(new, progress, config, tokenizer))
-    if world.is_main:
-        for old in _not_kept(folder, config.keep):
-            shutil.rmtree(old)
-    world.wait()
-    return target
 
 
 @contextmanager
@@ -114,8 +139,9 @@ def _new_folder(target: Path, world: World) -> Iterator[Path]:
     if not world.is_main:
         yield world.from_main(Path)
         return
-    # left by a run that went on from before it, since it was damaged
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        # too damaged to be looked at when the run went on
+        set_aside(target)
     with new_folder(target) as new:
         world.from_main(lambda: new)
         yield new
@@ -153,6 +179,14 @@ def candidates(folder: Path) -> list[Path]:
         if match and (path / "state.json").is_file():
             found.append((int(match[1]), path))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged checkpoint a name that is not looked for; returns it."""
+    number = 1
+    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return path.rename(kept)
 
 
 def best(folder: Path) -> Path | None:
@@ -218,7 +252,7 @@ def _saved(path: Path, state: dict[str, Any]) -> Saved:
             seconds=float(state["seconds"]),
             numerics=dict(state.get("numerics", {})),
         ),
-        config=from_dict(TrainConfig, state["config"], where=f"{path}: config"),
+        config=from_dict(TrainConfig, state["config"], where="config"),
         tokenizer=CharTokenizer.from_dict(state["tokenizer"]),
         layout=layout,
     )

@@ -30,8 +30,14 @@ _BUFFERS_STAY: dict[str, Any] = {
 }
 
 
+# the latest group of torch's: kept, since where DDP's reducer is the last to let go of it, as after
+# an error whose traceback has the model, torch 2.13 can wait for ever for gloo's threads, which
+# wait for the interpreter
+_latest: list[Any] = []
+
+
 class OtherRankError(UserError):
-    """A mistake that the main process has met and says; the others stop without a word."""
+    """A mistake that the main process says; the others stop without a word."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +90,27 @@ class World:
         value: T = box[0]
         return value
 
+    def together(self, make: Callable[[], T]) -> T:
+        """What `make` returns on each process; a `UserError` of any stops all.
+
+        The main process says it, and whose it is.
+        """
+        if self.size == 1:
+            return make()
+        made: list[T] = []
+        problem = ""
+        try:
+            made.append(make())
+        except UserError as error:
+            problem = str(error)
+        problems = [""] * self.size
+        dist.all_gather_object(problems, problem, group=self.group)
+        for rank, text in enumerate(problems):
+            if text:
+                kind = UserError if self.is_main else OtherRankError
+                raise kind(f"process {rank}: {text}" if rank else text)
+        return made[0]
+
     def wait(self) -> None:
         """Wait for all processes."""
         self.total(0.0)
@@ -108,11 +135,14 @@ def join(device: str) -> Iterator[World]:
     if size == 1:
         yield World()
         return
-    on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    # a GPU that is not there is said later, by all together
+    has_gpu = _local_rank() < torch.cuda.device_count()
+    on_cuda = has_gpu and (device.startswith("cuda") or device == "auto")
     if on_cuda:
         torch.cuda.set_device(_local_rank())
     # small sums and objects go over gloo: they need no GPU
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+    _latest[:] = [dist.group.WORLD]
     try:
         yield World(dist.get_rank(), dist.get_world_size(), _local_rank())
     finally:
@@ -158,6 +188,15 @@ class Spread:
                 gradient_as_bucket_view=True,
                 **_BUFFERS_STAY,
             )
+            self._sort_buckets(device)
+
+    def _sort_buckets(self, device: torch.device) -> None:
+        # DDP puts gradients into the order in which its first backward pass makes them; sums over
+        # more than two processes are then rounded otherwise, so that a run which goes on would
+        # not be, to the bit, the one that was never stopped
+        token = torch.zeros((1, 1), dtype=torch.long, device=device)
+        (self.forward(token, token)[1] * 0.0).backward()
+        self.model.zero_grad(set_to_none=True)
 
     def accumulating(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Around one micro-batch: gradients are exchanged after the last alone."""

@@ -67,9 +67,7 @@ def _train(
     fresh: bool,
     stop_at: int | None,
 ) -> dict[str, Any]:
-    corpus = open_corpus(Path(config.data))
-    device = choose_device(config.device, world.local_rank if world.size > 1 else None)
-    evaluation = _require_fit(config, corpus, world, device)
+    corpus, device, evaluation = world.together(lambda: _prepared(config, world))
     run = world.from_main(lambda: claim(config, corpus, lock, resume=resume, fresh=fresh))
     if run.moved is not None:
         listener.message(f"the old run is kept as {run.moved}")
@@ -89,10 +87,10 @@ def _train(
         return trainer.fit(stop_at)
 
 
-def _require_fit(
-    config: TrainConfig, corpus: Corpus, world: World, device: torch.device
-) -> EvaluationSet:
+def _prepared(config: TrainConfig, world: World) -> tuple[Corpus, torch.device, EvaluationSet]:
     """Raise, before anything is written, what the corpus, the machine or the model would raise."""
+    corpus = open_corpus(Path(config.data))
+    device = choose_device(config.device, world.local_rank if world.size > 1 else None)
     if config.model.vocab_size != corpus.tokenizer.vocab_size:
         raise UserError(
             f"the model's vocab_size is {config.model.vocab_size}, but {config.data} has "
@@ -116,4 +114,4 @@ def _require_fit(
         GPT(config.model)
     with ops.backend(config.backend):
         ops.choose(device, torch.float32, config.model.dim)
-    return evaluation
+    return corpus, device, evaluation

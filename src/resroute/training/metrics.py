@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,18 +66,23 @@ class MetricsFile:
         Raises:
             UserError: The disk does not take it.
         """
+        with self._said_plainly(), self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+
+    def flush(self) -> None:
+        """Wait until every line is on the disk; errors as `append`."""
+        if self.path.exists():
+            with self._said_plainly():
+                flush(self.path)
+
+    @contextlib.contextmanager
+    def _said_plainly(self) -> Iterator[None]:
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line(record))
+            yield
         except OSError as error:
             raise UserError(
                 f"{self.path}: cannot be written ({error.strerror}); check the disk"
             ) from None
-
-    def flush(self) -> None:
-        """Wait until every line is on the disk."""
-        if self.path.exists():
-            flush(self.path)
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines; a torn last line, as a kill leaves it, is left out."""

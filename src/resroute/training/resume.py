@@ -50,7 +50,7 @@ def resume_from(
         _require_same_numerics(path, saved.progress.numerics, numerics, config)
         if world.is_main:
             for bad in damaged:
-                listener.message(f"kept as {_set_aside(bad)}")
+                listener.message(f"kept as {checkpoint.set_aside(bad)}")
         listener.message(f"resumed from {path}")
         return saved.progress
     if paths:
@@ -92,11 +92,3 @@ def _require_same_numerics(
             f"{path}: a deterministic run cannot go on to the bit, since it differs in "
             f"{', '.join(named[:3])}\nleave out --deterministic to go on all the same"
         )
-
-
-def _set_aside(path: Path) -> Path:
-    """Give a damaged checkpoint a name that is not looked for."""
-    number = 1
-    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    return path.rename(kept)

@@ -145,6 +145,9 @@ def claim(
         return run
     path.mkdir(parents=True, exist_ok=True)
     lock.take(path)
+    if (path / "config.json").is_file():
+        # another run has come and gone since the look at the folder
+        return claim(config, corpus, lock, resume=resume, fresh=fresh)
     remove_leftovers(path)
     described = {"name": corpus.name, "fingerprint": corpus.fingerprint}
     try:

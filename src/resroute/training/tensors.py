@@ -31,13 +31,20 @@ def write_gathered(folder: Path | None, groups: Groups, world: World) -> None:
     Raises:
         UserError: The disk does not take a file.
     """
+    failure: UserError | None = None
     for group, tensors in groups.items():
         wholes = {name: whole(tensor, wanted=world.is_main) for name, tensor in tensors.items()}
-        if folder is None:
+        # after a failure the others still send their shares
+        if folder is None or failure is not None:
             continue
         kept = {name: tensor for name, tensor in wholes.items() if tensor is not None}
-        with _said_plainly(folder):
-            save_file(kept, folder / f"{group}.safetensors")
+        try:
+            with _said_plainly(folder):
+                save_file(kept, folder / f"{group}.safetensors")
+        except UserError as error:
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def write_sharded(folder: Path, groups: Groups) -> None:
@@ -187,7 +194,8 @@ def _said_plainly(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1]
-        raise UserError(f"{folder}: cannot be written ({reason}); check the disk") from None
+        # the folder itself has a passing name
+        raise UserError(f"{folder.parent}: cannot be written ({reason}); check the disk") from None
 
 
 @contextmanager

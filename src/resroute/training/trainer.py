@@ -86,9 +86,8 @@ class Trainer:
         config = self.config
         # its kernels may have to be built: by one process for all
         self.world.from_main(lambda: ops.prepare(self.routing))
-        ops.prepare(self.routing)
-        if self.world.is_main:
-            self.run.add_session(self.step, self._environment())
+        self.world.together(lambda: ops.prepare(self.routing))
+        self.world.from_main(lambda: self.run.add_session(self.step, self._environment()))
         self.listener.message(self._headline())
         end = config.steps if stop_at is None else min(stop_at, config.steps)
         self.listener.begin(
@@ -190,8 +189,7 @@ class Trainer:
         self._report(record if averaged is None else {**record, "ema_loss": averaged})
 
     def _report(self, record: dict[str, Any]) -> None:
-        if self.world.is_main:
-            self.run.metrics.append(record)
+        self.world.from_main(lambda: self.run.metrics.append(record))
         self.listener.record(record)
 
     def _save(self) -> None:
@@ -202,9 +200,8 @@ class Trainer:
                 f"step {self.step}: the weights are no longer finite and were not saved; lower "
                 f"the learning rate\n{self._last_good()}"
             )
-        if self.world.is_main:
-            # lines up to here must not be lost where the checkpoint is not
-            self.run.metrics.flush()
+        # lines up to here must not be lost where the checkpoint is not
+        self.world.from_main(self.run.metrics.flush)
         progress = checkpoint.Progress(
             step=self.step,
             best_validation_loss=self.best,
@@ -240,9 +237,11 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest good checkpoint; without one, from the start."""
-        progress = resume_from(
-            self.run, self.learner, self.config, self.corpus, self.numerics, self.world,
-            self.listener,
+        progress = self.world.together(
+            lambda: resume_from(
+                self.run, self.learner, self.config, self.corpus, self.numerics, self.world,
+                self.listener,
+            )
         )  # fmt: skip
         if progress is not None:
             self.step = self.saved_step = progress.step
@@ -279,13 +278,15 @@ class Trainer:
         weights = self.learner.depth_map(self.evaluation.inputs[:_DEPTH_WINDOWS])
         memory = self.world.total(float(self.memory.read() or 0))[0]
         summary = self._summary(int(memory) or None)
-        if self.world.is_main:
-            if weights is not None:
-                write_json(self.run.path / "depth_weights.json", weights)
-            self.run.metrics.flush()
-            write_json(self.run.path / "summary.json", summary)
+        self.world.from_main(lambda: self._write_results(weights, summary))
         self.listener.end(summary)
         return {**summary, "path": str(self.run.path)}
+
+    def _write_results(self, weights: dict[str, Any] | None, summary: dict[str, Any]) -> None:
+        if weights is not None:
+            write_json(self.run.path / "depth_weights.json", weights)
+        self.run.metrics.flush()
+        write_json(self.run.path / "summary.json", summary)
 
     def _summary(self, memory: int | None) -> dict[str, Any]:
         config, floor = self.config, self.evaluation.floor
