@@ -113,8 +113,18 @@ class Run:
         """
         by_step = {record["step"]: record for record in self.metrics if record["kind"] == kind}
         records = [by_step[step] for step in sorted(by_step)]
-        kept = [r for r in records if r["loss"] is not None and math.isfinite(r["loss"])]
-        return [int(r["tokens"]) for r in kept], [float(r["loss"]) for r in kept]
+        found = [(r["tokens"], nats_of(r, "loss")) for r in records]
+        kept = [(tokens, n) for tokens, n in found if n is not None and math.isfinite(n)]
+        return [int(tokens) for tokens, _ in kept], [nats for _, nats in kept]
+
+
+def nats_of(found: dict[str, Any], loss: str) -> float | None:
+    """Nats per character of a record or summary, whose loss is per token; None without one.
+
+    Older ones have characters for tokens, and the loss alone.
+    """
+    value = found.get("nats_per_character", found[loss])
+    return None if value is None else float(value)
 
 
 def read_run(path: Path) -> Run:

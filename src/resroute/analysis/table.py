@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from resroute.analysis.runs import Run, run_labels
+from resroute.analysis.runs import Run, nats_of, run_labels
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -182,5 +182,4 @@ def _printed(loss: float | None) -> float:
 
 
 def _loss(run: Run) -> float | None:
-    value = run.summary["validation_loss"]
-    return None if value is None else float(value)
+    return nats_of(run.summary, "validation_loss")

@@ -96,9 +96,9 @@ class Display(Listener):
         parts = []
         train, validation = self.latest.get("train"), self.latest.get("validation")
         if train:
-            parts.append(f"loss {train['loss']:.3f}")
+            parts.append(f"loss {_nats(train):.3f}")
         if validation:
-            parts.append(f"val {validation['loss']:.3f}")
+            parts.append(f"val {_nats(validation):.3f}")
         if self.floor is not None:
             nats = f"{self.floor.nats:.3f}"
             bound = f">={nats}" if short else f"{nats} (lower bound)"
@@ -107,6 +107,12 @@ class Display(Listener):
             speed = train["tokens_per_second"]
             parts.append(f"{speed / 1000:.1f}k/s" if short else f"{speed:,.0f} tok/s")
         return (" " if short else "  ").join(parts)
+
+
+def _nats(record: dict[str, Any]) -> float:
+    """Nats per character."""
+    nats: float = record.get("nats_per_character", record["loss"])
+    return nats
 
 
 def printable(text: str) -> str:

@@ -5,15 +5,19 @@ compared see equal data. B batch, T tokens (the context), N windows.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from resroute import config
 from resroute.config import UserError
-from resroute.data.corpora import Corpus
+from resroute.data.corpora import Corpus, open_corpus
 from resroute.data.evaluation import is_aligned, require_window, too_short
 from resroute.data.order import Order, Places, window_starts
+from resroute.data.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,27 @@ class Mixture:
                     f"{corpus.path} has another vocabulary than {main.path}; prepare it with "
                     f"--tokens {main.path}"
                 )
+
+    @property
+    def main(self) -> Corpus:
+        """The first corpus, whose validation split is evaluated."""
+        return self.corpora[0][0]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of all."""
+        return self.main.tokenizer
+
+    @property
+    def name(self) -> str:
+        """`main + 0.25 other`."""
+        others = [f"{share:g} {corpus.name}" for corpus, share in self.corpora[1:]]
+        return " + ".join([self.main.name, *others])
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hexadecimal digits that change with any corpus or share."""
+        return config.fingerprint([[c.fingerprint, share] for c, share in self.corpora])
 
     def places(
         self, context: int, batch_size: int, seed: int, step: int, order: Order
@@ -73,6 +98,35 @@ class Mixture:
             left -= counts[-1]
             share_left -= share
         return [*counts, left]
+
+
+def open_mixture(main: Path, mix: Sequence[str]) -> Corpus | Mixture:
+    """Open the corpus of a run and those that are mixed into it.
+
+    Args:
+        main: Its folder.
+        mix: Others, as `folder=share`.
+
+    Raises:
+        UserError: A share that is none, or what `open_corpus` and `Mixture` refuse.
+    """
+    corpus = open_corpus(main)
+    if not mix:
+        return corpus
+    others = []
+    for item in mix:
+        folder, equals, text = item.rpartition("=")
+        try:
+            share = float(text)
+        except ValueError:
+            share = 0.0
+        if not (equals and folder and 0 < share < 1):
+            raise UserError(f"mix {item!r}: needs FOLDER=SHARE, such as data/other=0.25")
+        others.append((open_corpus(Path(folder)), share))
+    rest = 1 - sum(share for _, share in others)
+    if rest <= 0:
+        raise UserError(f"the shares of the mixed corpora leave nothing for {main}")
+    return Mixture(((corpus, rest), *others))
 
 
 def training_batch(

@@ -200,6 +200,27 @@ def tokenizer_from_dict(data: Any, *, where: str = "tokenizer") -> Tokenizer:
     return CharTokenizer.from_dict(data, where=where)
 
 
+def vocabulary_difference(theirs: Tokenizer, ours: Tokenizer) -> str:
+    """In what two tokenizers differ, in words."""
+    if isinstance(theirs, CharTokenizer) and isinstance(ours, CharTokenizer):
+        parts = [
+            f"{name} {', '.join(ascii(symbol) for symbol in only[:10])}"
+            + (f" and {len(only) - 10} more" if len(only) > 10 else "")
+            for name, only in (
+                ("only there", [s for s in theirs.symbols if s not in ours.symbols]),
+                ("only here", [s for s in ours.symbols if s not in theirs.symbols]),
+            )
+            if only
+        ]
+        if theirs.unknown != ours.unknown:
+            parts.append(f"unknown={theirs.unknown} there, {ours.unknown} here")
+        return "; ".join(parts) or "the same characters in another order"
+    kinds = [
+        "characters" if isinstance(one, CharTokenizer) else "subwords" for one in (theirs, ours)
+    ]
+    return f"{theirs.vocab_size} {kinds[0]} there, {ours.vocab_size} {kinds[1]} here"
+
+
 def _package() -> Any:
     try:
         import tokenizers

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from resroute.config import UserError
-from resroute.data import CharTokenizer
+from resroute.data import CharTokenizer, Tokenizer
 from resroute.model import GPT, generate
 
 
-def prompt_ids(tokenizer: CharTokenizer, prompt: str) -> list[int]:
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Tokens of a prompt; an empty one stands for the start of a document.
 
     Raises:
@@ -21,13 +21,15 @@ def prompt_ids(tokenizer: CharTokenizer, prompt: str) -> list[int]:
     if tokenizer.end_of_text is not None:
         return [tokenizer.end_of_text]
     # without documents a line break, or else a space, opens a text best
-    usual = [tokenizer.symbols.index(c) for c in "\n " if c in tokenizer.symbols]
-    return [usual[0] if usual else 0]
+    if isinstance(tokenizer, CharTokenizer):
+        usual = [tokenizer.symbols.index(c) for c in "\n " if c in tokenizer.symbols]
+        return [usual[0] if usual else 0]
+    return [int(i) for i in tokenizer.encode("\n")][:1] or [0]
 
 
 def sample(
     model: GPT,
-    tokenizer: CharTokenizer,
+    tokenizer: Tokenizer,
     *,
     prompt: str = "",
     count: int = 1,
@@ -63,9 +65,13 @@ def sample(
     if tokenizer.end_of_text is not None:
         stops.append([tokenizer.end_of_text])
 
+    pieces = _Pieces(tokenizer)
+
     def emit(tokens: Tensor) -> None:
-        if on_text is not None and count == 1 and tokens[0] != tokenizer.end_of_text:
-            on_text(tokenizer.decode(tokens.tolist()))
+        if on_text is None or count > 1 or tokens[0] == tokenizer.end_of_text:
+            return
+        if text := pieces.add(tokens.tolist()):
+            on_text(text)
 
     opening = prompt_ids(tokenizer, prompt)
     rows = generate(
@@ -79,9 +85,35 @@ def sample(
         seed=seed,
         stream=emit,
     )
+    if on_text is not None and (rest := pieces.rest()):
+        on_text(rest)
     return [prompt + _continuation(tokenizer, row[len(opening) :]) for row in rows]
 
 
-def _continuation(tokenizer: CharTokenizer, tokens: Tensor) -> str:
+class _Pieces:
+    """Text of tokens as they come; what may be part of a character waits for the rest of it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._waiting: list[int] = []
+
+    def add(self, ids: list[int]) -> str:
+        """Text that is whole by now."""
+        self._waiting += ids
+        text = self._tokenizer.decode(self._waiting)
+        # four bytes are the most that a character has
+        if text.endswith("\ufffd") and len(self._waiting) < 4:
+            return ""
+        self._waiting = []
+        return text
+
+    def rest(self) -> str:
+        """What is left at the end."""
+        text = self._tokenizer.decode(self._waiting)
+        self._waiting = []
+        return text
+
+
+def _continuation(tokenizer: Tokenizer, tokens: Tensor) -> str:
     ids = [i for i in tokens.tolist() if i != tokenizer.end_of_text]
     return tokenizer.decode(ids)

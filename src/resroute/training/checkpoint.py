@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resroute.config import UserError, from_dict, to_dict
-from resroute.data import CharTokenizer
+from resroute.data import Tokenizer, tokenizer_from_dict
 from resroute.files import digest, new_folder, parse_object, read_text, write_json
 from resroute.training.config import TrainConfig
 from resroute.training.distributed import OtherRankError, World
@@ -60,7 +60,7 @@ class Saved:
     path: Path
     progress: Progress
     config: TrainConfig
-    tokenizer: CharTokenizer
+    tokenizer: Tokenizer
     layout: Layout
 
     def read(self, templates: Groups, world: World | None = None) -> None:
@@ -80,7 +80,7 @@ def save(
     groups: Groups,
     progress: Progress,
     config: TrainConfig,
-    tokenizer: CharTokenizer,
+    tokenizer: Tokenizer,
     world: World,
 ) -> Path:
     """Write `step_000500` below a run's checkpoint folder, then drop what is not kept.
@@ -119,7 +119,7 @@ def _write(
     groups: Groups,
     progress: Progress,
     config: TrainConfig,
-    tokenizer: CharTokenizer,
+    tokenizer: Tokenizer,
     world: World,
 ) -> None:
     with _new_folder(target, world) as new:
@@ -148,7 +148,7 @@ def _new_folder(target: Path, world: World) -> Iterator[Path]:
 
 
 def _state(
-    folder: Path, progress: Progress, config: TrainConfig, tokenizer: CharTokenizer
+    folder: Path, progress: Progress, config: TrainConfig, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
@@ -253,7 +253,7 @@ def _saved(path: Path, state: dict[str, Any]) -> Saved:
             numerics=dict(state.get("numerics", {})),
         ),
         config=from_dict(TrainConfig, state["config"], where="config"),
-        tokenizer=CharTokenizer.from_dict(state["tokenizer"]),
+        tokenizer=tokenizer_from_dict(state["tokenizer"]),
         layout=layout,
     )
 

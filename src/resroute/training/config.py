@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from resroute.config import UserError, fingerprint, from_defaults, to_dict
+from resroute.data import Order
 from resroute.model import GPTConfig
 
 # where a run computes, reads and writes, and how often it reports, does not change what it
 # computes but by rounding
 _NOT_IDENTITY = (
+    # the corpora themselves are part of it
     "data",
+    "mix",
     "out",
     "device",
     "backend",
@@ -38,6 +41,10 @@ class TrainConfig:
     model: GPTConfig
     data: str
     """Corpus folder, as `resroute data prepare` writes it."""
+    mix: tuple[str, ...] = ()
+    """Corpora that are mixed in, as `folder=share`; the rest of the windows is of `data`."""
+    order: Order = "uniform"
+    """In which the train split is read, see `resroute.data.Order`."""
     out: str | None = None
     """Run folder; None is `runs/train/<method>-L<layers>-s<seed>-<fingerprint>`."""
     steps: int = 1000

@@ -9,7 +9,14 @@ import torch
 
 from resroute import ops
 from resroute.config import UserError
-from resroute.data import Corpus, EvaluationSet, evaluation_windows, open_corpus, training_batch
+from resroute.data import (
+    Corpus,
+    EvaluationSet,
+    Mixture,
+    evaluation_windows,
+    open_mixture,
+    training_batch,
+)
 from resroute.model import GPT
 from resroute.training.config import TrainConfig
 from resroute.training.device import choose_device, deterministic_algorithms
@@ -87,9 +94,12 @@ def _train(
         return trainer.fit(stop_at)
 
 
-def _prepared(config: TrainConfig, world: World) -> tuple[Corpus, torch.device, EvaluationSet]:
+def _prepared(
+    config: TrainConfig, world: World
+) -> tuple[Corpus | Mixture, torch.device, EvaluationSet]:
     """Raise, before anything is written, what the corpus, the machine or the model would raise."""
-    corpus = open_corpus(Path(config.data))
+    source = open_mixture(Path(config.data), config.mix)
+    corpus = source.main if isinstance(source, Mixture) else source
     device = choose_device(config.device, world.local_rank if world.size > 1 else None)
     if config.model.vocab_size != corpus.tokenizer.vocab_size:
         raise UserError(
@@ -107,11 +117,18 @@ def _prepared(config: TrainConfig, world: World) -> tuple[Corpus, torch.device, 
     evaluation = evaluation_windows(
         corpus, context=config.model.context, max_windows=config.evaluation_windows
     )
-    training_batch(corpus, context=config.model.context, batch_size=1, seed=config.seed, step=0)
+    training_batch(
+        source,
+        context=config.model.context,
+        batch_size=1,
+        seed=config.seed,
+        step=0,
+        order=config.order,
+    )
     # its warnings come when it is built
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         GPT(config.model)
     with ops.backend(config.backend):
         ops.choose(device, torch.float32, config.model.dim)
-    return corpus, device, evaluation
+    return source, device, evaluation

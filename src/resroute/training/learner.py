@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from resroute.data import Corpus, EvaluationSet, training_batch
+from resroute.data import Corpus, EvaluationSet, Mixture, training_batch
 from resroute.residual.diagnostics import depth_map
 from resroute.residual.observe import Observation, observe
 from resroute.training.config import TrainConfig
@@ -40,7 +40,7 @@ class Learner:
     def __init__(
         self,
         config: TrainConfig,
-        corpus: Corpus,
+        corpus: Corpus | Mixture,
         world: World,
         device: torch.device,
         precision: torch.dtype,
@@ -70,6 +70,7 @@ class Learner:
             seed=config.seed,
             step=step,
             rows=slice(world.rank * rows, (world.rank + 1) * rows),
+            order=config.order,
         )
         (counted,) = world.total(float(_counted(targets)))
         self.model.train()
@@ -152,6 +153,7 @@ class Learner:
             seed=self.config.seed,
             step=step,
             rows=slice(0, 1),
+            order=self.config.order,
         )
         window = inputs[:, :OBSERVED_TOKENS].to(self.device)
         self.model.eval()

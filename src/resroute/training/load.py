@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from resroute.config import UserError
-from resroute.data import CharTokenizer
+from resroute.data import Tokenizer
 from resroute.model import GPT
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
@@ -13,7 +13,7 @@ from resroute.training.config import TrainConfig
 
 def load(
     path: str | Path, *, best: bool = False, ema: bool = False
-) -> tuple[GPT, CharTokenizer, TrainConfig]:
+) -> tuple[GPT, Tokenizer, TrainConfig]:
     """Load a model from a run folder (its newest checkpoint) or from a checkpoint folder.
 
     Args:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from resroute.config import UserError
-from resroute.data import Corpus
+from resroute.data import Corpus, Mixture, vocabulary_difference
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
 from resroute.training.distributed import World
@@ -17,7 +17,7 @@ def resume_from(
     run: RunFolder,
     learner: Learner,
     config: TrainConfig,
-    corpus: Corpus,
+    corpus: Corpus | Mixture,
     numerics: dict[str, Any],
     world: World,
     listener: Listener,
@@ -46,7 +46,10 @@ def resume_from(
             damaged.append(path)
             continue
         if saved.tokenizer != corpus.tokenizer:
-            raise UserError(f"{path} has another vocabulary than {config.data}")
+            raise UserError(
+                f"{path} has another vocabulary than {config.data}: "
+                f"{vocabulary_difference(saved.tokenizer, corpus.tokenizer)}"
+            )
         _require_same_numerics(path, saved.progress.numerics, numerics, config)
         if world.is_main:
             for bad in damaged:

@@ -7,7 +7,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from resroute.config import UserError, differences, from_dict, to_dict
-from resroute.data import Corpus
+from resroute.data import Corpus, Mixture
 from resroute.files import is_leftover, read_json, remove_leftovers, write_json
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
@@ -98,7 +98,7 @@ class RunLock:
 
 
 def claim(
-    config: TrainConfig, corpus: Corpus, lock: RunLock, *, resume: bool, fresh: bool
+    config: TrainConfig, corpus: Corpus | Mixture, lock: RunLock, *, resume: bool, fresh: bool
 ) -> RunFolder:
     """Find or make the folder of a run, without ever overwriting another's.
 
@@ -178,7 +178,7 @@ def read_config(path: Path) -> tuple[TrainConfig, dict[str, Any]]:
     return from_dict(TrainConfig, data, where=str(file)), corpus
 
 
-def _check_same(run: RunFolder, config: TrainConfig, corpus: Corpus) -> None:
+def _check_same(run: RunFolder, config: TrainConfig, corpus: Corpus | Mixture) -> None:
     old, old_corpus = read_config(run.path)
     if old_corpus["fingerprint"] != corpus.fingerprint:
         raise UserError(

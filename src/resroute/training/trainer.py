@@ -10,7 +10,7 @@ import torch
 
 from resroute import ops
 from resroute.config import UserError
-from resroute.data import Corpus, EvaluationSet
+from resroute.data import Corpus, EvaluationSet, Mixture
 from resroute.files import write_json
 from resroute.model.flops import flops_per_token
 from resroute.training import checkpoint
@@ -43,7 +43,7 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        corpus: Corpus,
+        corpus: Corpus | Mixture,
         evaluation: EvaluationSet,
         run: RunFolder,
         device: torch.device,
@@ -53,6 +53,7 @@ class Trainer:
     ) -> None:
         self.config = config
         self.corpus = corpus
+        self.tokens_per_character = _tokens_per_character(corpus)
         self.evaluation = evaluation
         self.run = run
         self.device = device
@@ -146,6 +147,7 @@ class Trainer:
                     "step": self.step,
                     "tokens": self.step * tokens,
                     "loss": taken.loss,
+                    "nats_per_character": taken.loss * self.tokens_per_character,
                     "learning_rate": rate,
                     "grad_norm": taken.grad_norm,
                     "tokens_per_second": tokens / seconds,
@@ -183,10 +185,19 @@ class Trainer:
             "step": self.step,
             "tokens": self.step * self.config.batch_size * self.config.model.context,
             "loss": loss,
+            **self._comparable(loss),
             "floor": floor and floor.nats,
             "floor_exact": floor and floor.exact,
         }
         self._report(record if averaged is None else {**record, "ema_loss": averaged})
+
+    def _comparable(self, loss: float) -> dict[str, float]:
+        """A validation loss in units that do not depend on the tokenizer."""
+        nats = loss * self.evaluation.tokens
+        return {
+            "nats_per_character": nats / self.evaluation.characters,
+            "bits_per_byte": nats / self.evaluation.bytes / math.log(2),
+        }
 
     def _report(self, record: dict[str, Any]) -> None:
         self.world.from_main(lambda: self.run.metrics.append(record))
@@ -295,7 +306,7 @@ class Trainer:
             for record in self.world.from_main(self.run.metrics.read)
             if record["kind"] == "train"
         ]
-        policy = self.learner.model.policy
+        policy, loss = self.learner.model.policy, self.validation_loss
         return {
             "format_version": FORMAT_VERSION,
             "label": config.model.residual.label,
@@ -305,7 +316,8 @@ class Trainer:
             "seed": config.seed,
             "steps": config.steps,
             "tokens": config.steps * config.batch_size * config.model.context,
-            "validation_loss": self.validation_loss,
+            "validation_loss": loss,
+            **({} if loss is None else self._comparable(loss)),
             "best_validation_loss": self.best,
             "floor": floor and floor.nats,
             "floor_exact": floor and floor.exact,
@@ -319,3 +331,9 @@ class Trainer:
             "device": self.device.type if self.world.size > 1 else str(self.device),
             "precision": str(self.precision).removeprefix("torch."),
         }
+
+
+def _tokens_per_character(corpus: Corpus | Mixture) -> float:
+    """Of the train split; one where an older corpus, which has characters, does not tell."""
+    split = (corpus.main if isinstance(corpus, Mixture) else corpus).split("train")
+    return 1.0 if split.characters is None else split.tokens / split.characters
