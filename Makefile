@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DATA ?= storyworld
 ARGS ?=
 
-.PHONY: help setup demo test test-all check golden bench clean
+.PHONY: help setup demo test test-survival test-all check golden bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make check     formatting, lint, types, import rules"
 	@echo "make setup     the environment that test and check use"
 	@echo "make test-all  the tests, slow ones too"
+	@echo "make test-survival  the slow tests of kills, full disks, damage and several processes"
 	@echo "make golden    write the golden losses anew (a change of maths: say why)"
 	@echo "make bench     time a training step of each method against PreNorm (ARGS='--layers 24')"
 	@echo "make clean     remove caches and build outputs; data, runs and the environment stay"
@@ -40,6 +41,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term $(ARGS)
+
+test-survival: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow tests/reliability tests/training $(ARGS)
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)

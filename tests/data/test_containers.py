@@ -436,6 +436,18 @@ def test_rows_outside_the_part_are_not_read(tmp_path, write_table) -> None:
     assert read(path, start=60) == "".join(text + END_OF_TEXT for text in texts[60:]).encode()
 
 
+def test_a_large_row_group_is_not_held_in_memory(tmp_path, write_table) -> None:
+    import pyarrow
+
+    rng = random.Random(0)
+    texts = [rng.randbytes(500).hex() for _ in range(20_000)]
+    path = write_table(tmp_path / "a.parquet", texts, rows=20_000)
+    assert path.stat().st_size > 10_000_000
+    before = pyarrow.total_allocated_bytes()
+    held = [pyarrow.total_allocated_bytes() - before for _ in open_text(path)]
+    assert max(held) < 5_000_000
+
+
 def test_a_table_without_text_is_refused(tmp_path, write_table) -> None:
     path = write_table(tmp_path / "a.parquet", ["a"], column="body", words=[1])
     assert (

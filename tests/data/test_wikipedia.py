@@ -108,10 +108,10 @@ def test_a_dump_that_is_cut_off_keeps_its_last_article() -> None:
     assert cleaned(whole[: whole.index(b"one") - 3]) == b""
 
 
-PIECES = st.sampled_from(
-    ["<te", "xt>", "<", ">", "</tex", "a", "b ", "[[", "]]", "|", "{{", "}}", "&amp;", ";", "&lt;"]
-    + ["&gt;", "#redirect", "1", "é", "image:", "category:", "http:"]
-)
+PIECES = st.sampled_from([
+    "<te", "xt>", "<", ">", "</tex", "a", "b ", "[[", "]]", "|", "{{", "}}", "&amp;", ";", "&lt;",
+    "&gt;", "#redirect", "1", "é", "image:", "category:", "http:",
+])  # fmt: skip
 # each article begins and ends well, or not
 ARTICLES = st.lists(
     st.tuples(

@@ -166,8 +166,8 @@ def _documents(description: Description) -> Iterator[_Paragraph]:
     if lengths := documents.lengths:
         yield (
             f"length: {lengths.shortest:,} to {_many(lengths.longest, 'character')}, mean "
-            f"{lengths.mean:,.1f}; 10 % up to {lengths.tenth:,}, half up to {lengths.median:,}, "
-            f"90 % up to {lengths.ninetieth:,}"
+            f"{lengths.mean:,.1f}; 10 / 50 / 90 % up to {lengths.tenth:,} / {lengths.median:,} / "
+            f"{lengths.ninetieth:,}"
         )
     if documents.examined < documents.count:
         yield f"(lengths and copies of the first {documents.examined:,})"

@@ -178,8 +178,8 @@ def _open_table(path: Path) -> Iterator[Any]:
     parquet = import_extra("pyarrow.parquet", "reading .parquet")
     arrow = import_extra("pyarrow", "reading .parquet")
     try:
-        # without a buffer a row group's whole column is read at once
-        with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES) as table:
+        # as it opens by itself, a row group's whole column would be read at once
+        with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
             yield table
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise damaged(path, "parquet", error) from None

@@ -19,7 +19,7 @@ def hub_file(
     """A file of a dataset, from the cache of huggingface_hub or downloaded to it.
 
     The client's settings hold: `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, `HF_ENDPOINT`,
-    `HF_TOKEN`. A file that is in the cache needs no network. The client checks its size alone.
+    `HF_TOKEN`. A file that is in the cache needs no network. Its checksum is left to the caller.
 
     Args:
         repository: Of the dataset.
