@@ -15,6 +15,8 @@ from importlib.metadata import version as _version
 
 from resroute.config import UserError as UserError
 from resroute.data import CharTokenizer as CharTokenizer
+from resroute.data import StoryConfig as StoryConfig
+from resroute.data import SubwordTokenizer as SubwordTokenizer
 from resroute.data import open_corpus as open_corpus
 from resroute.data import prepare_storyworld as prepare_storyworld
 from resroute.data import prepare_text as prepare_text
@@ -64,6 +66,8 @@ __all__ = [
     "ReZero",
     "ResidualConfig",
     "RunStart",
+    "StoryConfig",
+    "SubwordTokenizer",
     "TrainConfig",
     "UserError",
     "__version__",

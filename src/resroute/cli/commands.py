@@ -1,6 +1,7 @@
 """What each command does: options in, library calls, results on stdout."""
 
 import argparse
+import dataclasses
 import sys
 import warnings
 from collections.abc import Callable
@@ -8,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resroute import analysis, data, experiments, training
-from resroute.cli.display import Display, byte_progress
-from resroute.config import UserError, suggestion, variants, with_overrides
+from resroute.cli.display import Display, byte_progress, printable
+from resroute.config import UserError, from_dict, suggestion, variants, with_overrides
 from resroute.data import Corpus
 from resroute.data.sources import STORYWORLD, corpus_of
 from resroute.model import PRESETS
@@ -49,26 +50,133 @@ def demo(options: argparse.Namespace) -> None:
 
 def prepare(options: argparse.Namespace) -> None:
     """Make a corpus folder and print what is in it."""
-    sizes = {"seed": options.seed, "characters": options.characters}
-    given = {name: value for name, value in sizes.items() if value is not None}
     if options.source == STORYWORLD:
-        if options.clean or options.separator != "auto":
-            raise UserError("storyworld has no --clean and no --separator: leave them out")
-        name = "-".join([STORYWORLD, *(f"{key}{value}" for key, value in given.items())])
-        corpus = data.prepare_storyworld(Path(options.out or f"data/{name}"), **given)
+        corpus = _prepare_storyworld(options)
+    elif options.source in data.PUBLISHED:
+        corpus = _prepare_published(options)
     else:
-        if given:
-            raise UserError(f"--{next(iter(given))} belongs to storyworld: leave it out")
-        source = Path(options.source)
-        with byte_progress(source.name) as progress:
-            corpus = data.prepare_text(
-                source,
-                Path(options.out or f"data/{source.stem}"),
-                separator=options.separator,
-                clean=options.clean,
-                progress=progress,
-            )
+        corpus = _prepare_file(options)
     _print_corpus(corpus)
+
+
+def _prepare_storyworld(options: argparse.Namespace) -> Corpus:
+    _require_unused(
+        options, "clean", "repair", "wikipedia", "separator", "tokens", "unknown", "from"
+    )
+    knobs = _given(options, *_KNOBS)
+    sizes = _given(options, "seed", "characters")
+    name = "-".join([STORYWORLD, *(f"{key}{value}" for key, value in {**sizes, **knobs}.items())])
+    return data.prepare_storyworld(
+        Path(options.out or f"data/{name}"), **sizes, story=data.StoryConfig(**knobs)
+    )
+
+
+def _prepare_published(options: argparse.Namespace) -> Corpus:
+    _require_unused(options, "repair", "wikipedia", "separator", *_STORY)
+    name = options.source
+    with byte_progress(name) as progress:
+        if options.from_ is None:
+            files = data.fetch(name, Path("data/downloads"), progress)
+        else:
+            files = data.local(name, Path(options.from_))
+    print(files.corpus.licence, file=sys.stderr)
+    tokens = _tokens(options.tokens)
+    with byte_progress(name) as progress:
+        return data.prepare_published(
+            files,
+            Path(options.out or f"data/{name}{_suffix(options)}"),
+            clean=options.clean,
+            tokens=tokens,
+            unknown=options.unknown or "error",
+            processes=options.processes,
+            progress=progress,
+        )
+
+
+def _prepare_file(options: argparse.Namespace) -> Corpus:
+    _require_unused(options, "from", *_STORY)
+    source = Path(options.source)
+    stem = source.name.split(".")[0] if source.name.split(".")[0] else source.stem
+    tokens = _tokens(options.tokens)
+    with byte_progress(source.name) as progress:
+        return data.prepare_text(
+            source,
+            Path(options.out or f"data/{stem}{_suffix(options)}"),
+            separator=options.separator or "auto",
+            clean=options.clean,
+            repair=options.repair,
+            wikipedia=options.wikipedia,
+            tokens=tokens,
+            unknown=options.unknown or "error",
+            processes=options.processes,
+            progress=progress,
+        )
+
+
+_KNOBS = ("length", "entities", "distance", "held_out")
+_STORY = ("seed", "characters", *_KNOBS)
+
+
+def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+
+
+def _require_unused(options: argparse.Namespace, *names: str) -> None:
+    """Refuse options that belong to another kind of source."""
+    for name in names:
+        if vars(options).get("from_" if name == "from" else name):
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} has no use for {options.source}: leave it out")
+
+
+def _suffix(options: argparse.Namespace) -> str:
+    """Of a default folder's name, so that other tokens make another corpus."""
+    tokens = options.tokens or "characters"
+    return "" if tokens == "characters" else f"-{Path(tokens).stem}"
+
+
+def _tokens(text: str | None) -> data.Tokens:
+    """What `--tokens` means: characters, a number of BPE tokens, a tokenizer.json, a corpus."""
+    if text is None or text == "characters":
+        return "characters"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    path = Path(text)
+    if path.is_dir():
+        return data.open_corpus(path).tokenizer
+    return data.SubwordTokenizer.from_file(path)
+
+
+def describe(options: argparse.Namespace) -> None:
+    """Print what is in a text file or a corpus."""
+    path = Path(options.path)
+    with byte_progress(path.name) as progress:
+        found = data.describe(path, max_order=options.order, progress=progress)
+    print("\n".join(printable(line) for line in data.render(found)))
+
+
+def facts(options: argparse.Namespace) -> None:
+    """Print whether a model gets the facts of stories right."""
+    device = choose_device(options.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, tokenizer, config = training.load(options.run_folder, best=options.best)
+    story = data.StoryConfig()
+    if Path(config.data).is_dir():
+        source = data.open_corpus(Path(config.data)).meta.source
+        story = from_dict(data.StoryConfig, source.get("story", {}), where=f"{config.data}: story")
+    story = dataclasses.replace(story, **_given(options, *_KNOBS))
+    if not isinstance(tokenizer, data.CharTokenizer):
+        raise UserError(f"{options.run_folder}: stories are told to models of characters alone")
+    scores = experiments.score_facts(
+        model.to(device),
+        tokenizer,
+        story,
+        seed=options.seed,
+        stories=options.stories,
+        device=device,
+    )
+    print("\n".join(experiments.fact_lines(scores)))
 
 
 def train(options: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from resroute.cli.bench import bench
 from resroute.cli.display import printable
 from resroute.cli.values import COUNT, LAYERS, SEED, STEPS, name, number, whole
 from resroute.config import suggestion
+from resroute.data import UNKNOWN
 from resroute.model import PRESETS
 from resroute.training.track import TRACKERS
 
@@ -88,6 +89,7 @@ def make_parser() -> Parser:
     _data(commands_)
     _train(commands_)
     _sample(commands_)
+    _facts(commands_)
     _report(commands_)
     _bench(commands_)
     return parser
@@ -120,19 +122,56 @@ def _data(group: Any) -> None:
     parser = _command(group, "data", None, "Prepare text for training.")
     inner = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     prepare = _command(
-        inner, "prepare", commands.prepare, "Turn a text file, or storyworld, into a corpus folder."
+        inner, "prepare", commands.prepare, "Turn text, or generated stories, into a corpus folder."
     )
     add = prepare.add_argument
-    add("source", type=name, help="a UTF-8 text file, or storyworld for generated stories")
+    add("source", type=name, help="text file, packed or not; text8, tinystories, storyworld")
     add("--out", type=name, metavar="DIR", help="corpus folder to make (data/<name>)")
+    add("--from", dest="from_", type=name, metavar="PATH", help="text8, tinystories: files here")
+    add("--tokens", type=name, metavar="WHAT", help="characters; BPE size; tokenizer.json; corpus")
+    add("--unknown", choices=UNKNOWN, metavar="HOW", help="characters: error, skip or byte (error)")
     _clean(prepare)
+    add("--repair", action="store_true", help="mend wrongly decoded text by ftfy")
+    add("--wikipedia", action="store_true", help="an XML dump: keep a to z, as text8 does")
     add(
-        "--separator", default="auto", choices=["auto", "endoftext", "blank-line", "none"],
+        "--separator", choices=["auto", "endoftext", "blank-line", "none"],
         metavar="KIND", help="of documents: auto, endoftext, blank-line, none",
     )  # fmt: skip
+    add("--processes", type=whole(1, 4096), metavar="N", help="for large files (one a core)")
+    _story(prepare)
     add("--seed", type=SEED, metavar="S", help="of storyworld (0)")
     size = whole(1, 10**12)
     add("--characters", type=size, metavar="N", help="of storyworld (2000000)")
+    described = _command(
+        inner, "describe", commands.describe, "Print what is in a text file or a corpus folder."
+    )
+    add = described.add_argument
+    add("path", type=name, metavar="PATH", help="text file, packed or not, or corpus folder")
+    add(
+        "--order", type=whole(0, 6), default=6, metavar="N",
+        help="n-grams to beat, of a corpus, up to this order; 0 for none (6)",
+    )  # fmt: skip
+
+
+def _story(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--length", type=whole(0, 100), metavar="N", help="scenes in the middle of stories (0)")
+    add("--entities", type=whole(0, 12), metavar="N", help="owners with facts of their own (0)")
+    add("--distance", type=whole(0, 20_000), metavar="N", help="characters from telling to use (0)")
+    add("--held-out", type=number, metavar="P", help="share of combinations kept for test (0)")
+
+
+def _facts(group: Any) -> None:
+    parser = _command(
+        group, "facts", commands.facts, "Score whether a model gets the facts of stories right."
+    )
+    add = parser.add_argument
+    add("run_folder", type=name, metavar="RUN", help="run folder, or a checkpoint in it")
+    add("--stories", type=COUNT, default=200, metavar="N", help="fresh stories to ask (200)")
+    _story(parser)
+    add("--seed", type=SEED, default=0, metavar="S", help="of the stories (0)")
+    add("--best", action="store_true", help="weights of least validation loss, not the newest")
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
 
 
 def _train(group: Any) -> None:

@@ -13,8 +13,9 @@ from typing import cast, get_args
 
 import numpy as np
 
-from resroute.config import UserError, require_whole
-from resroute.data.corpora import SPLITS, Corpus, open_corpus
+from resroute.config import require_whole
+from resroute.data.containers import BLOCK_BYTES, open_text
+from resroute.data.corpora import SPLITS, Corpus, Split, open_corpus
 from resroute.data.description import (
     CorpusFindings,
     Description,
@@ -27,8 +28,7 @@ from resroute.data.description import (
 from resroute.data.description_lines import render
 from resroute.data.ngrams import ngram_baselines
 from resroute.data.scan import END_CODE, Codes, Scan
-from resroute.data.text import BLOCK_BYTES, check_is_file
-from resroute.data.tokenizer import END_OF_TEXT, code_points
+from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, code_points
 
 __all__ = ["Description", "describe", "render"]
 
@@ -63,14 +63,13 @@ def describe(path: Path, *, max_order: int = 6, progress: Progress | None = None
     require_whole("max_order", max_order, 0)
     if path.is_dir():
         return _describe_corpus(open_corpus(path), max_order, progress)
-    check_is_file(path)
-    size = path.stat().st_size
-    reader = _Reader(_blocks(path))
+    source = open_text(path)
+    reader = _Reader(source)
     scan = Scan()
     for codes in reader:
         scan.feed(codes)
         if progress:
-            progress(reader.bytes, max(size, reader.bytes))
+            progress(source.done, source.size)
     scan.finish()
     file = FileFindings(
         byte_order_mark=reader.byte_order_mark,
@@ -84,10 +83,32 @@ def describe(path: Path, *, max_order: int = 6, progress: Progress | None = None
     return _description(path, scan, size=reader.bytes, file=file)
 
 
+def _decoded(corpus: Corpus, split: Split) -> Iterator[tuple[int, Codes]]:
+    """The text of a split as code points, after how many tokens so far."""
+    tokenizer, tokens = corpus.tokenizer, corpus.tokens(split)
+    is_plain = isinstance(tokenizer, CharTokenizer) and tokenizer.unknown != "byte"
+    if is_plain:
+        assert isinstance(tokenizer, CharTokenizer)
+        ends = [] if tokenizer.end_of_text is None else [END_CODE]
+        table = np.array([*map(ord, tokenizer.characters), *ends], np.uint32)
+    held = 0
+    for start in range(0, len(tokens), BLOCK_BYTES):
+        stop = min(start + BLOCK_BYTES, len(tokens))
+        if is_plain:
+            yield stop, table[tokens[start:stop]]
+            continue
+        # a character may go on in the next block, over three tokens at most
+        for back in range(4):
+            text = tokenizer.decode(tokens[start - held : stop - back])
+            if not text.endswith("\ufffd") or stop == len(tokens):
+                break
+        held = back
+        parts = text.split(END_OF_TEXT) if tokenizer.end_of_text is not None else [text]
+        codes = [np.append(code_points(part), np.uint32(END_CODE)) for part in parts]
+        yield stop, np.concatenate(codes)[:-1]
+
+
 def _describe_corpus(corpus: Corpus, max_order: int, progress: Progress | None) -> Description:
-    end = corpus.tokenizer.end_of_text
-    characters = corpus.tokenizer.symbols[:end]
-    table = np.array([*map(ord, characters), *([] if end is None else [END_CODE])], np.uint32)
     total = sum(corpus.split(split).tokens for split in SPLITS)
 
     def report(done: int) -> None:
@@ -95,11 +116,12 @@ def _describe_corpus(corpus: Corpus, max_order: int, progress: Progress | None) 
             progress(done, 2 * total if max_order else total)
 
     scan = Scan(corpus.meta.separator)
+    before = 0
     for split in SPLITS:
-        tokens = corpus.tokens(split)
-        for start in range(0, len(tokens), BLOCK_BYTES):
-            scan.feed(table[tokens[start : start + BLOCK_BYTES]])
-            report(scan.characters)
+        for done, codes in _decoded(corpus, split):
+            scan.feed(codes)
+            report(before + done)
+        before += corpus.split(split).tokens
     scan.finish()
     ngrams = None
     if max_order:
@@ -220,15 +242,6 @@ def _kinds_of(character: str) -> Iterator[Kind]:
         "beyond U+FFFF": code > 0xFFFF,
     }
     return (cast(Kind, kind) for kind, is_it in is_kind.items() if is_it)
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                yield block
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 class _Reader:

@@ -1,60 +1,44 @@
-"""Making corpora: from a user's text file, or from the storyworld generator.
-
-A corpus appears whole or not at all: it is written to a temporary folder beside its place, flushed
-to disk and renamed. One that is there already is kept where it equals what was asked for, and is
-never overwritten.
-"""
+"""Making corpora of text: from a user's file, packed or not, or from a published corpus."""
 
 import contextlib
 import dataclasses
-import hashlib
-import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from resroute import config
 from resroute.config import UserError
-from resroute.data import storyworld
+from resroute.data.containers import ByteSource, joined, open_text
 from resroute.data.corpora import (
-    FORMAT_VERSION,
-    META_FILE,
     SPLITS,
     Corpus,
-    CorpusMeta,
     Split,
     SplitMeta,
-    SplitsMeta,
-    nats_file,
     open_corpus,
-    smallest_dtype,
 )
 from resroute.data.encode import SplitWriter, encoded, require_room, write_splits
+from resroute.data.folders import existing_corpus, require_equal, write_meta
 from resroute.data.pool import available_cores
-from resroute.data.storyworld_knobs import DEFAULT, StoryConfig
+from resroute.data.published import PublishedFiles
 from resroute.data.subword import SubwordTokenizer
 from resroute.data.text import (
     Piece,
     Separator,
     Survey,
     TextReader,
-    check_is_file,
     pieces_of,
     survey_text,
 )
 from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Tokenizer, Unknown
-from resroute.files import new_folder, write_json
+from resroute.data.wikipedia import clean_wikipedia
+from resroute.files import new_folder
 
 Fractions = tuple[float, float, float]
 Tokens = Literal["characters"] | int | Tokenizer
 
 # below, starting processes takes longer than the work
 _LARGE_BYTES = 64_000_000
-
-_BATCH_STORIES = 1000
-_SAMPLE_STORIES = 100
 
 
 def prepare_text(
@@ -63,6 +47,8 @@ def prepare_text(
     *,
     separator: Separator = "auto",
     clean: bool = False,
+    repair: bool = False,
+    wikipedia: bool = False,
     fractions: Fractions = (0.9, 0.05, 0.05),
     tokens: Tokens = "characters",
     unknown: Unknown = "error",
@@ -77,10 +63,13 @@ def prepare_text(
     characters and byte-level BPE do).
 
     Args:
-        source: A UTF-8 file, at any size.
+        source: A file of UTF-8 text, at any size, packed or not: see `open_text`.
         out: The corpus folder to make.
         separator: See `survey_text`.
         clean: See `TextReader`; `meta.source["cleaned"]` counts what was changed.
+        repair: See `TextReader`.
+        wikipedia: The file is an XML dump of Wikipedia; its text is what the recipe of text8 leaves
+            of it, the letters a to z and spaces (`clean_wikipedia`).
         fractions: Shares of train, val and test, by characters.
         tokens: "characters" of the text; a number trains a byte-level BPE of so many tokens on the
             train split's share; a tokenizer is taken as it is.
@@ -97,45 +86,179 @@ def prepare_text(
         raise UserError(
             f"fractions of train, val and test must be over 0 and sum to 1: {fractions}"
         )
-    check_is_file(source)
-    existing = _existing(out)
-    size = source.stat().st_size
-    if processes is None:
-        processes = available_cores() if size >= _LARGE_BYTES else 1
-    passes = 3 if isinstance(tokens, int) else 2
+    task = _Task(
+        texts=[lambda: _of_wikipedia(open_text(source)) if wikipedia else open_text(source)],
+        separator="none" if wikipedia else separator,
+        clean=clean,
+        repair=repair,
+        tokens=tokens,
+        unknown=unknown,
+        processes=processes,
+        progress=progress,
+    )
+    options = {"separator": separator, "clean": clean, "fractions": list(fractions)}
+    if wikipedia:
+        options["wikipedia"] = True
+    return task.run(
+        out,
+        {"kind": "text", "file": source.name},
+        options,
+        lambda survey: _goals(survey, fractions),
+    )
 
-    def report(number: int) -> Callable[[int], None]:
+
+def prepare_published(
+    files: PublishedFiles,
+    out: Path,
+    *,
+    clean: bool = False,
+    tokens: Tokens = "characters",
+    unknown: Unknown = "error",
+    processes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Corpus:
+    """Turn a published corpus into a corpus folder, with its own splits.
+
+    Args:
+        files: What `published.fetch` or `published.local` has found.
+        out: The corpus folder to make.
+        clean: See `prepare_text`, as all that follow.
+        tokens: See `prepare_text`.
+        unknown: See `prepare_text`.
+        processes: See `prepare_text`.
+        progress: See `prepare_text`.
+
+    Raises:
+        UserError: See `prepare_text`.
+    """
+    task = _Task(
+        texts=[partial(files.open, split) for split in SPLITS],
+        separator=files.corpus.separator,
+        clean=clean,
+        repair=False,
+        tokens=tokens,
+        unknown=unknown,
+        processes=processes,
+        progress=progress,
+    )
+    about = {"kind": "published", "file": files.corpus.name, "licence": files.corpus.licence}
+
+    def goals(survey: Survey) -> list[int]:
+        train, val = (task.length(text) for text in task.texts[:2])
+        return [train, train + val]
+
+    return task.run(out, about, {"clean": clean}, goals)
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Task:
+    """What `prepare_text` and `prepare_published` share: the passes over one or several texts."""
+
+    texts: list[Callable[[], ByteSource]]
+    separator: Separator
+    clean: bool
+    repair: bool
+    tokens: Tokens
+    unknown: Unknown
+    processes: int | None
+    progress: Callable[[int, int], None] | None
+
+    def run(
+        self,
+        out: Path,
+        about: dict[str, Any],
+        options: dict[str, Any],
+        goals_of: Callable[[Survey], list[int]],
+    ) -> Corpus:
+        """Make the corpus, or find that it is there."""
+        source = self.open()
+        existing = existing_corpus(out)
+        processes = self.processes
+        if processes is None:
+            processes = available_cores() if source.size >= _LARGE_BYTES else 1
+        passes = 3 if isinstance(self.tokens, int) else 2
+        survey = survey_text(
+            source,
+            separator=self.separator,
+            clean=self.clean,
+            repair=self.repair,
+            processes=processes,
+            progress=self._report(source, 0, passes),
+        )
+        provenance = {
+            **about,
+            "bytes": survey.bytes,
+            "sha256": survey.sha256,
+            "cleaned": dataclasses.asdict(survey.cleaned),
+            "options": {
+                **options,
+                **({"repair": True} if self.repair else {}),
+                **_token_options(self.tokens, self.unknown),
+            },
+        }
+        if existing:
+            self._report(source, passes - 1, passes)(source.size)
+            return require_equal(existing, provenance)
+        goals = goals_of(survey)
+        tokenizer = self._tokenizer(survey, goals[0], self._report(source, 1, passes))
+        reader = self.reader(self.open(), self._report(source, passes - 1, passes))
+        # another process may make the same corpus meanwhile: its own is kept
+        with contextlib.suppress(FileExistsError), new_folder(out) as folder:
+            splits, unknown = _write(reader, tokenizer, survey, goals, folder, processes)
+            if unknown:
+                provenance["unknown_characters"] = unknown
+            write_meta(folder, out.resolve().name, provenance, survey.separator, tokenizer, splits)
+        return require_equal(open_corpus(out), provenance)
+
+    def open(self) -> ByteSource:
+        """All texts as one."""
+        return joined([text() for text in self.texts]) if len(self.texts) > 1 else self.texts[0]()
+
+    def reader(
+        self, source: ByteSource, progress: Callable[[int], None] | None = None
+    ) -> TextReader:
+        """A pass over a text, cleaned as asked."""
+        return TextReader(source, clean=self.clean, repair=self.repair, progress=progress)
+
+    def length(self, text: Callable[[], ByteSource]) -> int:
+        """Positions of a text, an end of text that is a token as one."""
+        extra = len(END_OF_TEXT) - 1 if self.separator == "endoftext" else 0
+        pieces = self.reader(text())
+        return sum(len(piece) - extra * piece.count(END_OF_TEXT) for piece in pieces)
+
+    def _report(self, source: ByteSource, number: int, passes: int) -> Callable[[int], None]:
+        size, progress = source.size, self.progress
         return lambda done: progress(number * size + done, passes * size) if progress else None
 
-    survey = survey_text(
-        source, separator=separator, clean=clean, processes=processes, progress=report(0)
-    )
-    provenance = {
-        "kind": "text",
-        "file": source.name,
-        "bytes": survey.bytes,
-        "sha256": survey.sha256,
-        "cleaned": dataclasses.asdict(survey.cleaned),
-        "options": {
-            "separator": separator,
-            "clean": clean,
-            "fractions": list(fractions),
-            **_token_options(tokens, unknown),
-        },
-    }
-    if existing:
-        report(passes - 1)(size)
-        return _require_equal(existing, provenance)
-    goals = _goals(survey, fractions)
-    tokenizer = _tokenizer_for(source, survey, clean, tokens, unknown, goals[0], report(1))
-    reader = TextReader(source, clean=clean, progress=report(passes - 1))
-    # another process may make the same corpus meanwhile: its own is kept
-    with contextlib.suppress(FileExistsError), new_folder(out) as folder:
-        splits, num_unknown = _write(reader, tokenizer, survey, goals, folder, processes, source)
-        if num_unknown:
-            provenance["unknown_characters"] = num_unknown
-        _write_meta(folder, out.resolve().name, provenance, survey.separator, tokenizer, splits)
-    return _require_equal(open_corpus(out), provenance)
+    def _tokenizer(
+        self, survey: Survey, train_length: int, progress: Callable[[int], None]
+    ) -> Tokenizer:
+        if isinstance(self.tokens, int):
+            texts = _head(pieces_of(self.reader(self.open(), progress)), train_length)
+            return SubwordTokenizer.train(texts, self.tokens, ends=survey.separator == "endoftext")
+        if self.tokens == "characters":
+            return CharTokenizer(survey.symbols, self.unknown)
+        if not isinstance(self.tokens, CharTokenizer):
+            return self.tokens
+        missing = sorted(set(survey.symbols) - set(self.tokens.symbols))
+        if missing and self.unknown == "error":
+            shown = ["the end of text" if m == END_OF_TEXT else ascii(m) for m in missing[:10]]
+            more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+            raise UserError(
+                f"{self.open().path}: has characters outside the given vocabulary: "
+                f"{', '.join(shown)}{more}\n"
+                "--unknown skip leaves them out, --unknown byte spells them as bytes"
+            )
+        return dataclasses.replace(self.tokens, unknown=self.unknown)
+
+
+def _of_wikipedia(dump: ByteSource) -> ByteSource:
+    def read(report: Callable[[int], None]) -> Iterator[bytes]:
+        for block in clean_wikipedia(dump):
+            report(dump.done)
+            yield block
+
+    return ByteSource(dump.path, dump.size, read)
 
 
 def _token_options(tokens: Tokens, unknown: Unknown) -> dict[str, Any]:
@@ -159,36 +282,6 @@ def _goals(survey: Survey, fractions: Fractions) -> list[int]:
     return goals
 
 
-def _tokenizer_for(
-    source: Path,
-    survey: Survey,
-    clean: bool,
-    tokens: Tokens,
-    unknown: Unknown,
-    train_length: int,
-    progress: Callable[[int], None],
-) -> Tokenizer:
-    if isinstance(tokens, int):
-        reader = TextReader(source, clean=clean, progress=progress)
-        texts = _head(pieces_of(reader), train_length)
-        return SubwordTokenizer.train(texts, tokens, ends=survey.separator == "endoftext")
-    if tokens == "characters":
-        return CharTokenizer(survey.symbols, unknown)
-    if not isinstance(tokens, CharTokenizer):
-        return tokens
-    missing = sorted(set(survey.symbols) - set(tokens.symbols))
-    if missing and unknown == "error":
-        listed = ", ".join(
-            "the end of text" if m == END_OF_TEXT else ascii(m) for m in missing[:10]
-        )
-        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        raise UserError(
-            f"{source}: has characters outside the given vocabulary: {listed}{more}\n"
-            "--unknown skip leaves them out, --unknown byte spells them as bytes"
-        )
-    return dataclasses.replace(tokens, unknown=unknown)
-
-
 def _head(pieces: Iterator[Piece], length: int) -> Iterator[str]:
     """The first characters of a text, about so many: what is held out teaches no merges."""
     for _, text in pieces:
@@ -205,9 +298,9 @@ def _write(
     goals: list[int],
     folder: Path,
     processes: int,
-    source: Path,
 ) -> tuple[dict[Split, SplitMeta], int]:
     """Write the splits of a surveyed text."""
+    source = reader.path
     changed = UserError(f"{source}: changed while it was read; try again")
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(SplitWriter(folder, split, tokenizer)) for split in SPLITS]
@@ -229,127 +322,3 @@ def _write(
     if survey.separator == "none":
         splits = {split: dataclasses.replace(found, documents=1) for split, found in splits.items()}
     return splits, unknown
-
-
-def prepare_storyworld(
-    out: Path, *, seed: int = 0, characters: int = 2_000_000, story: StoryConfig = DEFAULT
-) -> Corpus:
-    """Make a corpus of generated stories, each followed by the end of text.
-
-    The splits are whole stories, independent draws: 90 % train, 5 % val, 5 % test. The exact -log p
-    of each story of val and test is kept, which gives the entropy floor. With `story.held_out`,
-    test tells held-out combinations of facts alone, and train and val all others.
-
-    Args:
-        out: The corpus folder to make.
-        seed: Of the generator.
-        characters: Least number of tokens of the three splits together.
-        story: How hard the stories are.
-
-    Raises:
-        UserError: `characters` below one, or an `out` that holds something else.
-    """
-    if characters < 1:
-        raise UserError(f"a storyworld corpus needs characters of at least 1, got {characters}")
-    samples = dict.fromkeys(_tellers(seed, story).values())
-    sample = "\n".join(s.text for told in samples for s in itertools.islice(told, _SAMPLE_STORIES))
-    provenance: dict[str, Any] = {
-        "kind": "storyworld",
-        "seed": seed,
-        "characters": characters,
-        # changes when a later release tells other stories
-        "sample_sha256": hashlib.sha256(sample.encode()).hexdigest(),
-    }
-    if story != DEFAULT:
-        provenance["story"] = config.from_defaults(story)
-    if existing := _existing(out):
-        return _require_equal(existing, provenance)
-    tokenizer = CharTokenizer((*storyworld.ALPHABET, END_OF_TEXT))
-    stories = _tellers(seed, story)
-    splits = {}
-    # another process may make the same corpus meanwhile: its own is kept
-    with contextlib.suppress(FileExistsError), new_folder(out) as folder:
-        shares = (characters - 2 * (characters // 20), characters // 20, characters // 20)
-        for split, share in zip(SPLITS, shares, strict=True):
-            splits[split] = _write_stories(stories[split], share, tokenizer, folder, split)
-        name = out.resolve().name
-        _write_meta(folder, name, provenance, "endoftext", tokenizer, splits, aligned=True)
-    return _require_equal(open_corpus(out), provenance)
-
-
-def _tellers(seed: int, story: StoryConfig) -> dict[Split, Iterator[storyworld.Story]]:
-    """The stories of each split; splits of one kind take turns at one iterator."""
-    knobs: dict[str, Any] = {} if story == DEFAULT else {"story": story}
-    told = storyworld.stories(seed, **knobs)
-    if not story.held_out:
-        return dict.fromkeys(SPLITS, told)
-    return {"train": told, "val": told, "test": storyworld.stories(seed, **knobs, held_out=True)}
-
-
-def _write_stories(
-    stories: Iterator[storyworld.Story],
-    share: int,
-    tokenizer: Tokenizer,
-    folder: Path,
-    split: Split,
-) -> SplitMeta:
-    """Write whole stories until a split has `share` tokens, and at least one story."""
-    nats: list[float] = []
-    with SplitWriter(folder, split, tokenizer) as writer:
-        while writer.documents == 0 or writer.tokens < share:
-            need = share - writer.tokens
-            texts: list[str] = []
-            while not texts or (need > 0 and len(texts) < _BATCH_STORIES):
-                story = next(stories)
-                texts.append(story.text + END_OF_TEXT)
-                nats.append(story.nats)
-                need -= len(story.text) + 1
-            writer.write(tokenizer.encode("".join(texts)), documents=len(texts))
-        if split != "train":
-            np.array(nats, dtype="<f8").tofile(folder / nats_file(split))
-        return writer.finish()
-
-
-def _write_meta(
-    folder: Path,
-    name: str,
-    source: dict[str, Any],
-    separator: Separator,
-    tokenizer: Tokenizer,
-    splits: dict[Split, SplitMeta],
-    *,
-    aligned: bool = False,
-) -> None:
-    meta = CorpusMeta(
-        format_version=FORMAT_VERSION,
-        name=name,
-        source=source,
-        separator=separator,
-        tokenizer=tokenizer.to_dict(),
-        dtype=smallest_dtype(tokenizer.vocab_size),
-        splits=SplitsMeta(**splits),
-        aligned=aligned,
-    )
-    write_json(folder / META_FILE, dataclasses.asdict(meta))
-
-
-def _existing(out: Path) -> Corpus | None:
-    """The corpus at `out`, None where nothing is there; UserError for anything else."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return None
-    try:
-        return open_corpus(out)
-    except UserError as error:
-        raise UserError(f"{error}\nname another folder with --out, or delete {out}") from None
-
-
-def _require_equal(corpus: Corpus, source: dict[str, Any]) -> Corpus:
-    """`corpus` where it was made from the same content in the same way, else UserError."""
-    # the same bytes under another name are the same corpus
-    old, new = ({**item, "file": ""} for item in (corpus.meta.source, source))
-    if changed := config.differences(old, new):
-        raise UserError(
-            f"{corpus.path}: holds a corpus made otherwise ({', '.join(changed)})\n"
-            "name another folder with --out, or delete that one"
-        )
-    return corpus

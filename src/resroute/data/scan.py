@@ -8,6 +8,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from resroute.data.text import DocumentStarts, Separator, text_code_points
+from resroute.data.text import Separator
 
 # stands in a stream of code points for the end of text
 END_CODE = 0x110000
@@ -156,6 +157,44 @@ class Scan:
             self.longest_line = int(lengths[longest])
             self.longest_line_number = self.lines + longest + 1
         self.lines += len(lengths)
+
+
+@cache
+def text_code_points() -> npt.NDArray[np.bool_]:
+    """For every Unicode code point whether it is not white space, (code points,)."""
+    is_text = np.ones(END_CODE, dtype=np.bool_)
+    # Unicode has no white space outside its first plane
+    is_text[[code for code in range(1 << 16) if chr(code).isspace()]] = False
+    return is_text
+
+
+class DocumentStarts:
+    """Where documents start in a stream of code points, by the rule of `text.document_starts`.
+
+    Args:
+        is_text: For every code whether it is neither white space nor a mark.
+        mark: The end of text, or a line end.
+        num_marks: How many marks, with nothing but white space between, end a document: one end of
+            text, two line ends.
+    """
+
+    def __init__(self, is_text: npt.NDArray[np.bool_], *, mark: int, num_marks: int) -> None:
+        self._is_text = is_text
+        self._mark = mark
+        self._carry = np.zeros(num_marks, dtype=np.bool_)
+
+    def find(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Places in the next piece of the stream where documents start."""
+        text = self._is_text[codes]
+        places = np.flatnonzero(text | (codes == self._mark))
+        num_marks = len(self._carry)
+        kinds = np.concatenate([self._carry, text[places]])
+        starts = kinds[num_marks:].copy()
+        for back in range(1, num_marks + 1):
+            starts &= ~kinds[num_marks - back : len(kinds) - back]
+        self._carry = kinds[-num_marks:]
+        found: npt.NDArray[np.int64] = places[starts]
+        return found
 
 
 class _Documents:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resroute.config import UserError
+from resroute.data.containers import check_is_file
 from resroute.data.corpora import META_FILE, Corpus, open_corpus
-from resroute.data.prepare import prepare_storyworld, prepare_text
-from resroute.data.text import check_is_file
+from resroute.data.prepare import prepare_text
+from resroute.data.prepare_storyworld import prepare_storyworld
 
 STORYWORLD = "storyworld"
 

@@ -15,7 +15,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from resroute.config import UserError, suggestion
+from resroute.config import UserError
+from resroute.data import containers
+from resroute.data.containers import ByteSource, open_text
+from resroute.data.documents import import_extra
 from resroute.data.pool import ordered_map
 from resroute.data.tokenizer import END_OF_TEXT, code_points
 
@@ -24,7 +27,6 @@ Separator = Literal["auto", "endoftext", "blank-line", "none"]
 Piece = tuple[str, str]
 """The end of what comes before, and a block of text."""
 
-BLOCK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
 _NUM_CODE_POINTS = 0x110000
 _TAIL = 64
@@ -44,6 +46,7 @@ class Cleaned:
     crlf_line_ends: int = 0
     cr_line_ends: int = 0
     nul_bytes: int = 0
+    repaired_lines: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ class Survey:
     """What one pass over a file finds.
 
     Attributes:
-        bytes: Size of the file as it lies on disk.
+        bytes: Of the text, unpacked.
         sha256: Of the same bytes.
         symbols: Distinct characters by code point, then `END_OF_TEXT` where it is a token.
         separator: How documents are told apart; never "auto".
@@ -68,16 +71,17 @@ class Survey:
 
 
 class TextReader:
-    """One pass over a UTF-8 text file.
+    """One pass over a UTF-8 text.
 
     Iterating yields the text in blocks, none of which ends inside an `<|endoftext|>` literal.
-    After the pass `bytes`, `sha256` and `cleaned` describe the file.
+    After the pass `bytes`, `sha256` and `cleaned` describe the text, unpacked where it is packed.
 
     Args:
-        path: The file.
+        source: A file, packed or not (`open_text`), or what it has opened.
         clean: Drop a byte-order mark and NUL bytes and turn CRLF and CR into LF; otherwise a file
             that has any of these is refused.
-        progress: Called with the number of bytes read so far after each block.
+        repair: Mend UTF-8 that was read as Windows-1252 or Latin-1 (`â€™`), by ftfy, line by line.
+        progress: Called with how far the file on disk is read, in bytes, after each block.
 
     Raises:
         UserError: The file is missing, not a regular file, unreadable, binary, not UTF-8, or would
@@ -85,16 +89,27 @@ class TextReader:
     """
 
     def __init__(
-        self, path: Path, *, clean: bool = False, progress: Callable[[int], None] | None = None
+        self,
+        source: Path | ByteSource,
+        *,
+        clean: bool = False,
+        repair: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
-        check_is_file(path)
+        self._source = open_text(source) if isinstance(source, Path) else source
+        self._repair = repairer() if repair else None
         self.cleaned = Cleaned()
         self.bytes = 0
-        self._path = path
+        self._path = self._source.path
         self._clean = clean
         self._progress = progress
         self._hash = hashlib.sha256()
         self._lines = 0
+
+    @property
+    def path(self) -> Path:
+        """Of the file, for messages."""
+        return self._path
 
     @property
     def sha256(self) -> str:
@@ -103,13 +118,31 @@ class TextReader:
 
     def __iter__(self) -> Iterator[str]:
         held = ""
-        for text in self._with_clean_line_ends():
+        for text in self._repaired():
             text = held + text
             held = text[_unfinished_literal(text) :]
             if text := text[: len(text) - len(held)]:
                 yield text
         if held:
             yield held
+
+    def _repaired(self) -> Iterator[str]:
+        if self._repair is None:
+            yield from self._with_clean_line_ends()
+            return
+        held = ""
+        for text in self._with_clean_line_ends():
+            *lines, held = (held + text).split("\n")
+            yield "".join(f"{self._mended(line)}\n" for line in lines)
+        yield self._mended(held)
+
+    def _mended(self, line: str) -> str:
+        assert self._repair is not None
+        if line.isascii():
+            return line
+        mended = self._repair(line)
+        self.cleaned.repaired_lines += mended != line
+        return mended
 
     def _with_clean_line_ends(self) -> Iterator[str]:
         held = ""
@@ -157,27 +190,25 @@ class TextReader:
             self.cleaned.nul_bytes += text.count("\0")
             yield text.replace("\0", "")
             if self._progress:
-                self._progress(self.bytes)
+                self._progress(self._source.done)
 
     def _raw_blocks(self) -> Iterator[bytes]:
-        """Blocks of the file, then an empty one."""
+        """Blocks of the text, then an empty one."""
         try:
-            with self._path.open("rb") as file:
-                self._check_head(file.read(_HEAD_BYTES))
-                file.seek(0)
-                block = b"start"
-                while block:
-                    block = file.read(BLOCK_BYTES)
-                    if not self._clean and (place := block.find(b"\0")) >= 0:
-                        raise UserError(
-                            f"{self._path}: holds a NUL byte at offset {self.bytes + place}; "
-                            "--clean drops NUL bytes"
-                        )
-                    self.bytes += len(block)
-                    self._hash.update(block)
-                    yield block
+            for block in self._source:
+                if self.bytes == 0:
+                    self._check_head(block[:_HEAD_BYTES])
+                if not self._clean and (place := block.find(b"\0")) >= 0:
+                    raise UserError(
+                        f"{self._path}: holds a NUL byte at offset {self.bytes + place}; "
+                        "--clean drops NUL bytes"
+                    )
+                self.bytes += len(block)
+                self._hash.update(block)
+                yield block
         except OSError as error:
             raise UserError(f"{self._path}: cannot be read ({error.strerror})") from None
+        yield b""
 
     def _check_head(self, head: bytes) -> None:
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -242,28 +273,22 @@ def tail_of(before: str, text: str) -> str:
     return kept[-_TAIL:] + "\n" * min(2, whole.count("\n", len(kept)))
 
 
-def check_is_file(path: Path) -> None:
-    """Raise a UserError unless `path` is a regular file."""
-    if path.is_file():
-        return
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; name a text file in it")
-    if path.exists():
-        raise UserError(f"{path}: is not a regular file; copy the text into one")
-    if not path.parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}")
-    try:
-        names = [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        names = []
-    raise UserError(f"{path}: no such file{suggestion(path.name, names)}")
+def repairer() -> Callable[[str], str]:
+    """What mends wrongly decoded text.
+
+    Raises:
+        UserError: ftfy is not installed.
+    """
+    fix: Callable[[str], str] = import_extra("ftfy", "mending text").fix_encoding
+    return fix
 
 
 def survey_text(
-    path: Path,
+    source: Path | ByteSource,
     *,
     separator: Separator = "auto",
     clean: bool = False,
+    repair: bool = False,
     processes: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Survey:
@@ -278,7 +303,8 @@ def survey_text(
         UserError: What `TextReader` refuses, a text without content or with only one character,
             or a separator that does not occur.
     """
-    reader = TextReader(path, clean=clean, progress=progress)
+    reader = TextReader(source, clean=clean, repair=repair, progress=progress)
+    path = reader.path
     is_used = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
     characters = literals = paragraphs = 0
     for found in ordered_map(_survey_piece, pieces_of(reader), processes=processes):
@@ -324,7 +350,7 @@ def pieces_of(reader: TextReader) -> Iterator[Piece]:
     for block in reader:
         text = held + block
         cut = text.rfind("\n") + 1
-        if cut == 0 and len(text) < BLOCK_BYTES:
+        if cut == 0 and len(text) < containers.BLOCK_BYTES:
             held = text
             continue
         text, held = (text[:cut], text[cut:]) if cut else (text, "")

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ Ids = npt.NDArray[np.int64]
 Unknown = Literal["error", "skip", "byte"]
 """What becomes of characters outside the vocabulary: they are refused, left out, or spelled as the
 bytes of their UTF-8."""
+
+UNKNOWN: tuple[Unknown, ...] = get_args(Unknown)
 
 _NUM_BYTES = 256
 

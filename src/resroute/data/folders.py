@@ -1,0 +1,79 @@
+"""What corpus folders have in common, however they are made.
+
+A corpus appears whole or not at all: it is written to a temporary folder beside its place, flushed
+to disk and renamed. One that is there already is kept where it equals what was asked for, and is
+never overwritten.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from resroute import config
+from resroute.config import UserError
+from resroute.data.corpora import (
+    FORMAT_VERSION,
+    META_FILE,
+    Corpus,
+    CorpusMeta,
+    Split,
+    SplitMeta,
+    SplitsMeta,
+    open_corpus,
+    smallest_dtype,
+)
+from resroute.data.text import (
+    Separator,
+)
+from resroute.data.tokenizer import Tokenizer
+from resroute.files import write_json
+
+
+def write_meta(
+    folder: Path,
+    name: str,
+    source: dict[str, Any],
+    separator: Separator,
+    tokenizer: Tokenizer,
+    splits: dict[Split, SplitMeta],
+    *,
+    aligned: bool = False,
+) -> None:
+    """Write `meta.json`; the arguments are its fields (`CorpusMeta`)."""
+    meta = CorpusMeta(
+        format_version=FORMAT_VERSION,
+        name=name,
+        source=source,
+        separator=separator,
+        tokenizer=tokenizer.to_dict(),
+        dtype=smallest_dtype(tokenizer.vocab_size),
+        splits=SplitsMeta(**splits),
+        aligned=aligned,
+    )
+    write_json(folder / META_FILE, dataclasses.asdict(meta))
+
+
+def existing_corpus(out: Path) -> Corpus | None:
+    """The corpus at `out`, None where nothing is there; UserError for anything else."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    try:
+        return open_corpus(out)
+    except UserError as error:
+        raise UserError(f"{error}\nname another folder with --out, or delete {out}") from None
+
+
+def require_equal(corpus: Corpus, source: dict[str, Any]) -> Corpus:
+    """`corpus` where it was made from the same content in the same way, else UserError."""
+    # the same bytes under another name are the same corpus, and results are no part of the way
+    old, new = (
+        {**item, "file": "", "unknown_characters": 0} for item in (corpus.meta.source, source)
+    )
+    for item in (old, new):
+        item["cleaned"] = {k: v for k, v in item.get("cleaned", {}).items() if v}
+    if changed := config.differences(old, new):
+        raise UserError(
+            f"{corpus.path}: holds a corpus made otherwise ({', '.join(changed)})\n"
+            "name another folder with --out, or delete that one"
+        )
+    return corpus
