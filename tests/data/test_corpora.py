@@ -20,7 +20,7 @@ from resroute.data import (
     prepare_text,
     storyworld,
 )
-from resroute.data import text as text_module
+from resroute.data import containers
 from resroute.data.corpora import smallest_dtype
 
 STORY = "once upon a time\nthere was a box.\n"
@@ -63,7 +63,7 @@ def test_plain_text_is_cut_where_the_shares_fall(tmp_path: Path) -> None:
 def test_cuts_move_forward_to_the_next_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", block)
     stories = ["one 1\n", "\ntwo 22\n", "\nthree 3\n", "\nfour 4444\n"]
     text = END_OF_TEXT.join(stories) + END_OF_TEXT + "\n"
     corpus = prepare_text(write(tmp_path, text), tmp_path / "n", fractions=(0.3, 0.3, 0.4))
@@ -91,7 +91,7 @@ def test_the_splits_are_the_text_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: list[str], block: int, separator: Any
 ) -> None:
     text = "".join(pieces)
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", block)
     out = tmp_path / "out"
     shutil.rmtree(out, ignore_errors=True)
     try:

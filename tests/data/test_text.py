@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resroute.config import UserError
-from resroute.data import text as text_module
+from resroute.data import containers
 from resroute.data.text import (
     Separator,
     TextReader,
@@ -30,7 +30,7 @@ def test_cleaning_is_the_same_at_every_block_size(
 ) -> None:
     data = f"\ufeffé\r\n\r\r\nb\0\r\0\n😀{END_OF_TEXT}\rc\r\n<|endof\ufeff<\r".encode()
     path = write(tmp_path, data)
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", block)
     reader = TextReader(path, clean=True)
     pieces = list(reader)
     assert "".join(pieces) == f"é\n\n\nb\n😀{END_OF_TEXT}\nc\n<|endof\ufeff<\n"
@@ -67,7 +67,7 @@ def test_cleaning_is_the_same_at_every_block_size(
 def test_unfit_files_are_refused_by_name_place_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str, block: int
 ) -> None:
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", block)
     path = write(tmp_path, data)
     with pytest.raises(UserError, match=message) as caught:
         survey_text(path)
@@ -133,7 +133,7 @@ def test_auto_takes_the_separator_that_parts_documents(
     symbols: list[str],
     block: int,
 ) -> None:
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", block)
     survey = survey_text(write(tmp_path, data))
     assert (survey.separator, survey.tokens, list(survey.symbols)) == (separator, tokens, symbols)
 
@@ -155,7 +155,7 @@ def test_a_separator_that_does_not_occur_is_refused(tmp_path: Path, separator: s
 def test_progress_ends_at_the_size_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", 4)
     seen: list[int] = []
     survey_text(write(tmp_path, "abcdefghij"), progress=seen.append)
     assert sorted(set(seen)) == seen[: len(set(seen))] == [4, 8, 10]
@@ -226,7 +226,7 @@ def test_pieces_at_literals_do_not_matter(parts: list[str]) -> None:
 def test_pieces_end_at_line_ends_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", block)
     text = "ab\n\nc\nlonger than a block\nend"
     pieces = list(pieces_of(TextReader(write(tmp_path, text))))
     assert "".join(piece for _, piece in pieces) == text

@@ -3,12 +3,12 @@
 | name | published | train | val | test |
 | --- | --- | --- | --- | --- |
 | text8 | 100,000,000 bytes | the first 90,000,000 | the next 5,000,000 | the last 5,000,000 |
-| tinystories | train, validation | train without its last 1 % | validation | that last 1 % |
+| tinystories | train, validation | train | the first half of validation | its second half |
 
 The splits of text8 are those of the literature. TinyStories is published without a test split: ours
-is the last hundredth of the published train split, in whole documents (rows) and rounded down.
-By a public count about one row in seven of the published train split repeats an earlier one, so
-some test documents occur in train as well; val is the split to compare with others.
+is the second half of the published validation split, in whole documents (rows). By a public count
+about one row in seven of the published train split repeats an earlier one, so that a test split cut
+from it would have been seen in training.
 """
 
 import abc
@@ -199,20 +199,11 @@ class PublishedDataset(PublishedCorpus):
         return f"https://huggingface.co/datasets/{self.repository}/{folder}/{self.revision}/{name}"
 
     def _split(self, paths: list[Path]) -> PublishedFiles:
-        train, test = [], []
-        documents = [path for path in paths if path.name.startswith("train")]
-        counts = [count_rows(path) for path in documents]
-        cut = sum(counts) - sum(counts) // 100
-        before = 0
-        for path, count in zip(documents, counts, strict=True):
-            place = min(max(0, cut - before), count)
-            if place > 0:
-                train.append(Part(path=path, stop=place))
-            if place < count:
-                test.append(Part(path=path, start=place))
-            before += count
-        val = [Part(path=path) for path in paths if path not in documents]
-        return PublishedFiles(corpus=self, train=tuple(train), val=tuple(val), test=tuple(test))
+        train = tuple(Part(path=path) for path in paths if path.name.startswith("train"))
+        (held_out,) = (path for path in paths if not path.name.startswith("train"))
+        half = count_rows(held_out) // 2
+        val, test = Part(path=held_out, stop=half), Part(path=held_out, start=half)
+        return PublishedFiles(corpus=self, train=train, val=(val,), test=(test,))
 
 
 PUBLISHED: dict[str, PublishedCorpus] = {

@@ -9,6 +9,7 @@ from resroute.data.containers import check_is_file
 from resroute.data.corpora import META_FILE, Corpus, open_corpus
 from resroute.data.prepare import prepare_text
 from resroute.data.prepare_storyworld import prepare_storyworld
+from resroute.data.published import PUBLISHED
 
 STORYWORLD = "storyworld"
 
@@ -39,6 +40,8 @@ def corpus_of(
         return prepare_storyworld(root / STORYWORLD)
     if not path.exists() and (root / source / META_FILE).is_file():
         return open_corpus(root / source)
+    if source in PUBLISHED and not path.exists():
+        raise UserError(f"{source} is not here yet; `resroute data prepare {source}` gets it")
     check_is_file(path)
     try:
         with path.open("rb") as file:
