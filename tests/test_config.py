@@ -242,11 +242,9 @@ def test_overrides() -> None:
 
 def test_overrides_that_name_no_field() -> None:
     room = Room(box=Box(width=1))
-    assert override(room, bxo="1") == (
-        "--set bxo: no field 'bxo' (did you mean 'box'?); it has box, boxes"
-    )
+    assert override(room, bxo="1") == "--set bxo: no field 'bxo' (did you mean 'box'?)"
     assert override(room, box__shape__radus="1") == (
-        "--set box.shape.radus: no field 'radus' (did you mean 'radius'?); it has radius"
+        "--set box.shape.radus: no field 'radus' (did you mean 'radius'?)"
     )
     assert override(room, box__width__x="1") == "--set box.width.x: no field 'x'"
     assert override(room, box__shape__type="polygon") == (

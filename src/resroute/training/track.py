@@ -1,6 +1,7 @@
 """Listeners that hand a run's metrics to other programs, and a listener made of several."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from resroute.config import UserError
@@ -23,7 +24,7 @@ class TensorBoard(Listener):
 
     def __init__(self) -> None:
         try:
-            from torch.utils import tensorboard
+            tensorboard = import_module("torch.utils.tensorboard")
         except ImportError as error:
             raise UserError(
                 'TensorBoard is not installed: pip install "resroute[track]"'
