@@ -37,10 +37,10 @@ def test_help_fits_a_screen(run: Any, command: list[str]) -> None:
 
 
 def test_a_command_stands_on_one_line_with_its_help(run: Any) -> None:
-    last = run("data", "--help").out.splitlines()[-1]
-    assert last.split(maxsplit=1) == [
-        "prepare",
-        "Turn a text file, or storyworld, into a corpus folder.",
+    lines = run("data", "--help").out.splitlines()[-2:]
+    assert [line.split(maxsplit=1) for line in lines] == [
+        ["prepare", "Turn text, or generated stories, into a corpus folder."],
+        ["describe", "Print what is in a text file or a corpus folder."],
     ]
 
 
@@ -82,7 +82,7 @@ def test_empty_names_do_not_mean_the_current_folder(refused: Any, arguments: lis
     ("arguments", "says"),
     [
         ([], "required: COMMAND"),
-        ([""], "unknown ''; use demo, data, train, sample, report, bench"),
+        ([""], "unknown ''; use demo, data, train, sample, facts, report, bench"),
         (["trian"], "unknown 'trian' (did you mean 'train'?)"),
         (["data"], "required: COMMAND"),
         (["data", "prep"], "did you mean 'prepare'?"),

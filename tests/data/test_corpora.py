@@ -15,12 +15,12 @@ from resroute.data import (
     END_OF_TEXT,
     SPLITS,
     Corpus,
+    containers,
     open_corpus,
     prepare_storyworld,
     prepare_text,
     storyworld,
 )
-from resroute.data import containers
 from resroute.data.corpora import smallest_dtype
 
 STORY = "once upon a time\nthere was a box.\n"
@@ -137,6 +137,7 @@ def test_meta_says_what_was_made_and_from_what(tmp_path: Path) -> None:
             "crlf_line_ends": 20,
             "cr_line_ends": 0,
             "nul_bytes": 0,
+            "repaired_lines": 0,
         },
         "options": {"separator": "auto", "clean": True, "fractions": [0.9, 0.05, 0.05]},
     }

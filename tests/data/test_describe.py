@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resroute.config import UserError
-from resroute.data import describe as describe_module
-from resroute.data import prepare_text, scan
+from resroute.data import containers, prepare_text, scan
 from resroute.data.corpora import Corpus
 from resroute.data.describe import Description, describe, render
 from resroute.data.ngrams import ngram_baselines
@@ -65,7 +64,7 @@ def test_counts_equal_an_independent_account(
 ) -> None:
     data = b"".join(pieces)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(describe_module, "BLOCK_BYTES", block)
+        patch.setattr(containers, "BLOCK_BYTES", block)
         found = described(tmp_path, data)
     file = found.file
     assert file
@@ -152,7 +151,7 @@ def test_documents_past_the_limit_are_counted_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "MAX_DOCUMENTS", 3)
-    monkeypatch.setattr(describe_module, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", 4)
     found = described(tmp_path, "a\n\na\n\nbb\n\na\n\ncccc\n\n")
     assert (found.documents.count, found.documents.examined) == (5, 3)
     assert found.documents.copies == 1
@@ -258,7 +257,7 @@ def test_wrongly_decoded_places_do_not_depend_on_blocks(
 ) -> None:
     text = misread("“it\u2019s” ça\né") + "é" * 150 + "Ã©" * 70
     whole = described(tmp_path, text)
-    monkeypatch.setattr(describe_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(containers, "BLOCK_BYTES", block)
     found = described(tmp_path, text)
     assert found.misread == whole.misread > 4
     assert found.misread_examples == whole.misread_examples

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from resroute.config import UserError
 from resroute.data import containers
+from resroute.data import text as text_module
 from resroute.data.text import (
     Separator,
     TextReader,
@@ -40,6 +41,7 @@ def test_cleaning_is_the_same_at_every_block_size(
         "crlf_line_ends": 4,
         "cr_line_ends": 3,
         "nul_bytes": 2,
+        "repaired_lines": 0,
     }
     assert reader.bytes == len(data)
     assert reader.sha256 == hashlib.sha256(data).hexdigest()
@@ -156,6 +158,8 @@ def test_progress_ends_at_the_size_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containers, "BLOCK_BYTES", 4)
+    # a beginning of this size is looked at first
+    monkeypatch.setattr(text_module, "_HEAD_BYTES", 4)
     seen: list[int] = []
     survey_text(write(tmp_path, "abcdefghij"), progress=seen.append)
     assert sorted(set(seen)) == seen[: len(set(seen))] == [4, 8, 10]

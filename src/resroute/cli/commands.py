@@ -325,6 +325,11 @@ def _print_corpus(corpus: Corpus) -> None:
     changed = [f"{count:,} {what.replace('_', ' ')}" for what, count in cleaned.items() if count]
     if changed:
         print(f"  cleaned: {', '.join(changed)}")
+    if unknown := corpus.meta.source.get("unknown_characters"):
+        what = (
+            "spelled as bytes" if getattr(corpus.tokenizer, "unknown", "") == "byte" else "left out"
+        )
+        print(f"  {what}: {unknown:,} characters outside the vocabulary")
 
 
 def _print_table(console: "Console", runs: list[analysis.Run]) -> None:

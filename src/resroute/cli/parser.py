@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 def _formatter(prog: str) -> argparse.HelpFormatter:
     formatter = argparse.HelpFormatter(prog, max_help_position=22, width=80)
     # argparse does not count the indent of a subcommand, which would get a line of its own
-    formatter._action_max_length = len("  prepare") + 2
+    formatter._action_max_length = len("  describe") + 2
     return formatter
 
 

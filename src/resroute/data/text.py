@@ -6,6 +6,7 @@ Memory does not grow with the file: a file of 10 GB is read as one of 10 kB is.
 import codecs
 import dataclasses
 import hashlib
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -195,9 +196,12 @@ class TextReader:
     def _raw_blocks(self) -> Iterator[bytes]:
         """Blocks of the text, then an empty one."""
         try:
-            for block in self._source:
-                if self.bytes == 0:
-                    self._check_head(block[:_HEAD_BYTES])
+            blocks = iter(self._source)
+            head: list[bytes] = []
+            while sum(map(len, head)) < _HEAD_BYTES and (block := next(blocks, b"")):
+                head.append(block)
+            self._check_head(b"".join(head)[:_HEAD_BYTES])
+            for block in itertools.chain(head, blocks):
                 if not self._clean and (place := block.find(b"\0")) >= 0:
                     raise UserError(
                         f"{self._path}: holds a NUL byte at offset {self.bytes + place}; "
