@@ -1,6 +1,7 @@
 """Work on a stream of pieces by several processes, results in order and memory bounded."""
 
 import multiprocessing
+import multiprocessing.context
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -43,8 +44,7 @@ def ordered_map(
             prepare(*arguments)
         yield from map(work, pieces)
         return
-    # a forked child would inherit threads that it does not have
-    context = multiprocessing.get_context("spawn")
+    context = _context(work.__module__)
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=prepare, initargs=arguments
     ) as pool:
@@ -59,3 +59,12 @@ def ordered_map(
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def _context(module: str) -> multiprocessing.context.BaseContext:
+    """Processes without this one's threads, which share what `module` imports where they can."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    return context
