@@ -104,7 +104,9 @@ def save(
     _raise(failure)
     if world.is_main:
         for old in _not_kept(folder, config.keep):
-            shutil.rmtree(old)
+            # a link is someone's own doing; what cannot be removed costs room and no run
+            if not old.is_symlink():
+                shutil.rmtree(old, ignore_errors=True)
     world.wait()
     return target
 
@@ -181,6 +183,15 @@ def candidates(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+def note_evaluation(path: Path, loss: float, best_loss: float | None) -> None:
+    """Write into a checkpoint how its weights were evaluated after they were saved."""
+    state = _read_state(path)
+    if state.get("format_version") != FORMAT_VERSION:
+        return
+    state |= {"validation_loss": loss, "best_validation_loss": best_loss}
+    write_json(path / "state.json", {**state, "sha256": signature(state)})
+
+
 def set_aside(path: Path) -> Path:
     """Give a damaged checkpoint a name that is not looked for; returns it."""
     number = 1
@@ -220,18 +231,20 @@ def open_checkpoint(path: Path, *, checks_files: bool = True) -> Saved:
     """
     state = _read_state(path)
     version = state.get("format_version")
-    if version not in (FORMAT_VERSION, _OLDER):
+    # `true` equals one in Python
+    if type(version) is not int or version not in (FORMAT_VERSION, _OLDER):
         raise UserError(
             f"{path}: format version {version!r} is not {FORMAT_VERSION}; read it with the "
             "version of resroute that wrote it"
         )
     file = path / "state.json"
-    if version == FORMAT_VERSION and state.get("sha256") != signature(state):
+    is_signed = version == FORMAT_VERSION or "sha256" in state
+    if is_signed and (version == _OLDER or state.get("sha256") != signature(state)):
         raise UserError(f"{file}: was changed after it was written; {REMEDY}")
     try:
         saved = _saved(path, state)
         if version == FORMAT_VERSION and checks_files:
-            _check_files(path, state["files"], saved.layout)
+            _check_files(path, state["files"], saved)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         if isinstance(error, UserError) and str(path) in str(error):
             raise
@@ -243,13 +256,19 @@ def _saved(path: Path, state: dict[str, Any]) -> Saved:
     layout = state.get("layout", "gathered")
     if layout not in ("gathered", "sharded"):
         raise ValueError(f"layout {layout!r}")
+    step = state["step"]
+    if type(step) is not int or step < 0:
+        raise ValueError(f"step {step!r}")
+    named = _NAME.fullmatch(path.name)
+    if named and int(named[1]) != step:
+        raise ValueError(f"step {step} in a folder of step {int(named[1])}")
     return Saved(
         path=path,
         progress=Progress(
-            step=int(state["step"]),
+            step=step,
             best_validation_loss=_number(state["best_validation_loss"]),
             validation_loss=_number(state.get("validation_loss")),
-            seconds=float(state["seconds"]),
+            seconds=_number(state["seconds"]) or 0.0,
             numerics=dict(state.get("numerics", {})),
         ),
         config=from_dict(TrainConfig, state["config"], where="config"),
@@ -259,7 +278,11 @@ def _saved(path: Path, state: dict[str, Any]) -> Saved:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{str(value)[:40]!r} is no finite number")
+    return float(value)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -269,14 +292,18 @@ def _read_state(path: Path) -> dict[str, Any]:
     return parse_object(read_text(file, REMEDY), str(file), REMEDY)
 
 
-def _check_files(path: Path, files: dict[str, Any], layout: Layout) -> None:
+def _check_files(path: Path, files: dict[str, Any], saved: Saved) -> None:
     """Compare each file with its size and checksum.
 
     Raises:
         UserError: Another name than checkpoints have, or a missing or changed file.
     """
+    groups = ["model", "optimizer", *(["ema"] if saved.config.ema_decay is not None else [])]
+    whole = [f"{group}.safetensors" for group in groups]
+    if saved.layout == "gathered" and not set(whole) <= files.keys():
+        raise ValueError(f"it lists no {next(name for name in whole if name not in files)}")
     for name, about in files.items():
-        is_known = _SHARD.fullmatch(name) or name.removesuffix(".safetensors").isalpha()
+        is_known = _SHARD.fullmatch(name) or name in whole
         # names come from the file: one that leads elsewhere is not followed
         if not is_known or (path / name).is_symlink():
             raise UserError(f"{path}: names an unknown file {name[:200]!r}; {REMEDY}")
@@ -291,5 +318,5 @@ def _check_files(path: Path, files: dict[str, Any], layout: Layout) -> None:
         if not is_whole:
             what = "truncated" if size < about["bytes"] else "damaged"
             raise UserError(f"{file}: {what}; {REMEDY}")
-    if layout == "sharded" and {p.name for p in path.glob("*.safetensors")} - files.keys():
+    if saved.layout == "sharded" and {p.name for p in path.glob("*.safetensors")} - files.keys():
         raise UserError(f"{path}: has shards of something else; {REMEDY}")

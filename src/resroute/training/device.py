@@ -1,13 +1,14 @@
 """Where and in which precision a run computes, and what machine that is."""
 
 import ctypes
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def numerics(
     config: TrainConfig, device: torch.device, precision: torch.dtype, routing: str, processes: int
 ) -> dict[str, Any]:
     """What the bits of a run depend on besides its configuration."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
         "device": f"{device.type} {name}",
         "threads": torch.get_num_threads(),
@@ -121,7 +122,18 @@ def numerics(
         "backend": routing,
         "compile": config.compile,
         "torch": torch.__version__,
+        "matmul_precision": torch.get_float32_matmul_precision(),
     }
+
+
+def _processor() -> str:
+    """The processor as far as kernels are chosen by it."""
+    flags = ""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    digits = hashlib.sha256(flags.encode()).hexdigest()[:8]
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {digits}"
 
 
 def keep_freed_memory() -> None:
@@ -171,7 +183,8 @@ def environment(device: torch.device, precision: torch.dtype) -> dict[str, Any]:
 
 
 def _without_folders(argument: str) -> str:
-    return Path(argument).name if Path(argument).is_absolute() else argument
+    before, equals, path = argument.rpartition("=")
+    return f"{before}{equals}{Path(path).name}" if Path(path).is_absolute() else argument
 
 
 def _commit() -> str | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,22 @@ def train(
     """
     if stop_at is not None and stop_at < 0:
         raise UserError(f"stop_at must be at least 0, got {stop_at}")
-    with join(config.device) as world, RunLock() as lock:
+    if torch.get_default_device().type != "cpu" or torch.is_inference_mode_enabled():
+        raise UserError("training needs torch's default device cpu, outside of inference_mode")
+    with _float32(), torch.enable_grad(), join(config.device) as world, RunLock() as lock:
         listener = listener if listener is not None and world.is_main else Listener()
         return _train(config, world, lock, listener, resume=resume, fresh=fresh, stop_at=stop_at)
+
+
+@contextlib.contextmanager
+def _float32() -> Iterator[None]:
+    """Weights are float32, whatever the caller's default."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)
 
 
 def _train(

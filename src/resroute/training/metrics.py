@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -88,19 +89,29 @@ class MetricsFile:
         """All whole lines; a torn last line, as a kill leaves it, is left out."""
         if not self.path.exists():
             return []
-        lines = read_json_lines(self.path, "start over with --fresh", may_be_torn=True)
+        lines = read_json_lines(self.path, "delete that line", may_be_torn=True)
         return [record for _, record in lines]
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Drop what was reported after `step`; return the rest."""
-        kept = []
+        """Drop what was reported after `step`, and what was reported twice; return the rest."""
+        kept: dict[tuple[str, int], dict[str, Any]] = {}
         for record in self.read():
-            if not isinstance(record.get("step"), int):
-                raise UserError(f"{self.path}: a line names no step; start over with --fresh")
-            if record["step"] <= step:
-                kept.append(record)
-        write_text(self.path, "".join(_line(record) for record in kept))
-        return kept
+            kind, at = record.get("kind"), record.get("step")
+            if not isinstance(kind, str) or type(at) is not int:
+                raise UserError(f"{self.path}: a line names no kind or step; delete that line")
+            if at <= step:
+                kept.setdefault((kind, at), finite(record))
+        write_text(self.path, "".join(_line(record) for record in kept.values()))
+        return list(kept.values())
+
+
+def finite(value: Any) -> Any:
+    """JSON values with null for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _line(record: dict[str, Any]) -> str:

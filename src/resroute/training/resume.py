@@ -45,6 +45,8 @@ def resume_from(
                 listener.message(f"{problem}: going back")
             damaged.append(path)
             continue
+        if saved.progress.step > config.steps:
+            raise UserError(f"{path} is of a longer run than {config.steps} steps")
         if saved.tokenizer != corpus.tokenizer:
             raise UserError(
                 f"{path} has another vocabulary than {config.data}: "
@@ -58,6 +60,12 @@ def resume_from(
         return saved.progress
     if paths:
         raise UserError(f"{run.path}: none of its {len(paths)} checkpoints can be used\n{problem}")
+    left = world.from_main(lambda: sorted(p.name for p in run.checkpoints.glob("step_??????")))
+    if left:
+        raise UserError(
+            f"{run.path}: none of its checkpoints is whole ({', '.join(left)})\n"
+            "put one back, or start over with --fresh"
+        )
     if world.is_main and run.metrics.read():
         listener.message("no checkpoint yet: starting from step 0")
     return None

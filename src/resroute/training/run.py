@@ -111,6 +111,9 @@ def claim(
             set.
     """
     path = Path(config.out or Path("runs/train") / config.run_name(corpus.fingerprint))
+    if not path.name:
+        # such as `.`, which has no name beside which to keep an old run
+        path = path.resolve()
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; give another folder with --out")
     # a kill may have come before the first file was in its place

@@ -26,7 +26,7 @@ from resroute.training.device import (
 )
 from resroute.training.distributed import World
 from resroute.training.learner import Learner
-from resroute.training.metrics import Listener, PeakMemory, RunStart
+from resroute.training.metrics import Listener, PeakMemory, RunStart, finite
 from resroute.training.optim import learning_rate
 from resroute.training.preemption import Preempted, StopRequest
 from resroute.training.resume import resume_from
@@ -179,6 +179,10 @@ class Trainer:
             )
         self.validation_loss, self.evaluated_step = loss, self.step
         self.best = loss if self.best is None else min(self.best, loss)
+        if self.saved_step == self.step:
+            # its checkpoint was written before, where the system asked to stop
+            folder = self.run.checkpoints / f"step_{self.step:06d}"
+            self.world.from_main(lambda: checkpoint.note_evaluation(folder, loss, self.best))
         floor = self.evaluation.floor
         record = {
             "kind": "validation",
@@ -200,6 +204,8 @@ class Trainer:
         }
 
     def _report(self, record: dict[str, Any]) -> None:
+        # sizes may overflow before losses do
+        record = finite(record)
         self.world.from_main(lambda: self.run.metrics.append(record))
         self.listener.record(record)
 
@@ -262,7 +268,8 @@ class Trainer:
         last = -1 if progress is None else self.step
         kept = self.world.from_main(lambda: self.run.metrics.rewind(last))
         for record in kept:
-            if record["kind"] == "validation" and record["step"] == self.step:
+            is_here = record["kind"] == "validation" and record["step"] == self.step
+            if is_here and isinstance(record.get("loss"), float):
                 self.validation_loss, self.evaluated_step = record["loss"], self.step
 
     def _environment(self) -> dict[str, Any]:
@@ -301,11 +308,8 @@ class Trainer:
 
     def _summary(self, memory: int | None) -> dict[str, Any]:
         config, floor = self.config, self.evaluation.floor
-        speeds = [
-            record["tokens_per_second"]
-            for record in self.world.from_main(self.run.metrics.read)
-            if record["kind"] == "train"
-        ]
+        found = [r.get("tokens_per_second") for r in self.world.from_main(self.run.metrics.read)]
+        speeds = [speed for speed in found if isinstance(speed, float)]
         policy, loss = self.learner.model.policy, self.validation_loss
         return {
             "format_version": FORMAT_VERSION,

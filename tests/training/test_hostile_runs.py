@@ -1,0 +1,153 @@
+"""Run folders and checkpoints that were edited, moved or signed to deceive."""
+
+import contextlib
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import resroute as rr
+from resroute.training import checkpoint
+from resroute.training.device import _without_folders
+from resroute.training.metrics import MetricsFile, finite
+
+
+@pytest.fixture
+def stopped(make_config):
+    config = make_config()
+    rr.train(config, stop_at=4)
+    return config
+
+
+def change(config, sign_checkpoint, **fields):
+    folder = Path(config.out, "checkpoints/step_000004")
+    state = json.loads((folder / "state.json").read_text())
+    text = json.dumps({**state, **fields}).replace('"1e999"', "1e999")
+    (folder / "state.json").write_text(text)
+    sign_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"step": 99999}, {"step": -5}, {"step": 3.7}, {"step": "3"}, {"step": True},
+        {"seconds": "1e999"}, {"seconds": "inf"}, {"best_validation_loss": "nan"},
+        {"best_validation_loss": True}, {"files": {}}, {"format_version": True},
+        {"format_version": 1}, {"files": {"x" * 5000 + ".safetensors": {}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_state_that_cannot_be_is_refused(stopped, sign_checkpoint, fields):
+    change(stopped, sign_checkpoint, **fields)
+    newest = Path(stopped.out, "checkpoints/step_000004")
+    with pytest.raises(rr.UserError) as caught:
+        rr.load(newest)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+    said = []
+
+    class Ear(rr.Listener):
+        def message(self, text):
+            said.append(text)
+
+    rr.train(stopped, resume=True, listener=Ear())
+    assert f"resumed from {newest.with_name('step_000002')}" in said
+
+
+def test_a_checkpoint_under_another_name_is_passed_over(stopped):
+    folder = Path(stopped.out, "checkpoints")
+    (folder / "step_000002").rename(folder / "step_000900")
+    rr.train(stopped, resume=True)
+    assert (folder / "step_000900.damaged-1").exists()
+    assert rr.load(stopped.out)[2] == stopped
+
+
+def test_checkpoints_without_their_states_do_not_start_a_run_over(stopped):
+    lines = Path(stopped.out, "metrics.jsonl").read_text()
+    for state in Path(stopped.out).glob("checkpoints/*/state.json"):
+        state.unlink()
+    with pytest.raises(rr.UserError, match=r"none of its checkpoints is whole \(step_000002, step"):
+        rr.train(stopped, resume=True)
+    assert Path(stopped.out, "metrics.jsonl").read_text() == lines
+
+
+def test_an_evaluation_after_its_checkpoint_is_noted_in_it(make_config, monkeypatch):
+    config = make_config()
+    losses = iter([5.0, 4.0, 3.0])
+    monkeypatch.setattr("resroute.training.learner.Learner.evaluate", lambda *_: next(losses))
+    real = rr.training.trainer.Trainer._evaluate
+
+    def cut_short(trainer):
+        if trainer.step == 4:
+            trainer.request.signal = signal.SIGTERM
+        else:
+            real(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("resroute.training.trainer.Trainer._evaluate", cut_short)
+        with pytest.raises(rr.Preempted):
+            rr.train(config)
+    folder = Path(config.out, "checkpoints")
+    assert checkpoint.best(folder).name == "step_000002"
+    rr.train(config, resume=True, stop_at=4)
+    assert checkpoint.best(folder).name == "step_000004"
+    saved = checkpoint.open_checkpoint(folder / "step_000004")
+    assert (saved.progress.validation_loss, saved.progress.best_validation_loss) == (3.0, 3.0)
+
+
+def test_numbers_that_overflow_are_written_as_null(tmp_path):
+    record = {"kind": "routing", "step": 1, "a": [1.0, torch.inf], "b": {"c": torch.nan}, "d": True}
+    assert finite(record) == {
+        "kind": "routing", "step": 1, "a": [1.0, None], "b": {"c": None}, "d": True,
+    }  # fmt: skip
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.path.write_text('{"kind": "train", "step": 1, "loss": 1e999}\n' * 2)
+    assert file.rewind(5) == [{"kind": "train", "step": 1, "loss": None}]
+    for line in ('{"step": 1}', '{"kind": "train"}', '{"kind": "train", "step": true}'):
+        file.path.write_text(line + "\n")
+        with pytest.raises(rr.UserError, match="a line names no kind or step; delete that line"):
+            file.rewind(5)
+
+
+def test_a_rate_beyond_all_measure_ends_in_a_line(make_config):
+    config = make_config(rr.PreNorm(), learning_rate=1e6, observe_every=1, warmup_steps=0, steps=40)
+    # or it comes to its end: no traceback in either case
+    with contextlib.suppress(rr.UserError):
+        rr.train(config)
+
+
+def test_lines_without_numbers_do_not_stop_a_run(stopped):
+    metrics = Path(stopped.out, "metrics.jsonl")
+    with metrics.open("a") as file:
+        file.write('{"kind": "train", "step": 3}\n{"kind": "validation", "step": 4, "loss": "x"}\n')
+    assert rr.train(stopped, resume=True)["validation_loss"] > 0
+
+
+def test_the_default_dtype_does_not_matter(make_config):
+    plain = rr.train(make_config(out="a"))
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = rr.train(make_config(out="b"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert other["validation_loss"] == plain["validation_loss"]
+    with torch.inference_mode(), pytest.raises(rr.UserError, match="outside of inference_mode"):
+        rr.train(make_config(out="c"))
+    with torch.no_grad():
+        assert rr.train(make_config(out="d"))["validation_loss"] == plain["validation_loss"]
+
+
+def test_a_folder_that_is_named_by_a_dot(make_config, replaced, monkeypatch):
+    config = make_config()
+    rr.train(config)
+    monkeypatch.chdir(config.out)
+    rr.train(replaced(config, out="."), fresh=True)
+    names = sorted(path.name for path in Path(config.out).parent.iterdir())
+    assert names == ["run", "run.old-1"]
+
+
+def test_commands_are_kept_without_folders():
+    found = [_without_folders(a) for a in ("--out=/a/b", "data=/x/y", "/z/w", "--steps=3", "a/b")]
+    assert found == ["--out=b", "data=y", "w", "--steps=3", "a/b"]
