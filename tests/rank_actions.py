@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -186,7 +187,17 @@ def prepare_together(mistaken: list[int]) -> int:
         return world.together(prepare)
 
 
+def meet(port: int, late: float) -> float:
+    """Meet at a store that is there already, as under torchrun; the main process comes late."""
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    if os.environ["RANK"] == "0":
+        time.sleep(late)
+    with join("cpu") as world:
+        return world.total(1.0)[0]
+
+
 ACTIONS = {
+    "meet": meet,
     "learn": learn,
     "train_watched": train_watched,
     "prepare_together": prepare_together,

@@ -317,3 +317,11 @@ def test_no_process_waits_for_one_that_fails_alone(workers, make_config, paralle
     assert main == ["UserError", "the ear hurts"]
     # what gloo says of a connection that was closed
     assert [kind for kind, _ in others] == ["RuntimeError"] * 2
+
+
+def test_processes_meet_where_those_before_them_have_met(workers):
+    # torchrun keeps its store over a restart; what the killed have left there is not to be found
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for _ in range(3):
+        found = workers.values("meet", 3, timeout=60, port=store.port, late=0.3)
+        assert found == [3.0, 3.0, 3.0]

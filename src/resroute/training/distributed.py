@@ -6,6 +6,7 @@ Processes are started by `torchrun`, which tells each its rank by environment va
 import dataclasses
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resroute.config import UserError
 from resroute.model import GPT, GPTConfig
+from resroute.training.rendezvous import meeting_place
 
 T = TypeVar("T")
 
@@ -30,10 +32,9 @@ _BUFFERS_STAY: dict[str, Any] = {
 }
 
 
-# the latest group of torch's: kept, since where DDP's reducer is the last to let go of it, as after
-# an error whose traceback has the model, torch 2.13 can wait for ever for gloo's threads, which
-# wait for the interpreter
-_latest: list[Any] = []
+# gloo's threads may need the interpreter to let go of their last message; where a group is taken
+# down before they have, torch 2.13 can wait for them for ever, and where the process ends, abort
+_SECONDS_TO_LET_GO = 0.05
 
 
 class OtherRankError(UserError):
@@ -141,17 +142,18 @@ def join(device: str) -> Iterator[World]:
     if on_cuda:
         torch.cuda.set_device(_local_rank())
     # small sums and objects go over gloo: they need no GPU
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
-    _latest[:] = [dist.group.WORLD]
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", **meeting_place())
     try:
         yield World(dist.get_rank(), dist.get_world_size(), _local_rank())
     finally:
+        time.sleep(_SECONDS_TO_LET_GO)
         dist.destroy_process_group()
 
 
 def is_main_process() -> bool:
     """Whether this process is the one that reports, as far as its environment tells."""
-    return os.environ.get("RANK", "0") == "0"
+    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    return is_alone or os.environ.get("RANK", "0") == "0"
 
 
 def _local_rank() -> int:
