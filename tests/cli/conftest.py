@@ -13,6 +13,7 @@ TINY = (
     *("--layers", "2", "--blocks", "1", "--context", "32", "--steps", "4", "--batch", "2"),
     *("--precision", "float32", "--device", "cpu", "--set", "model.dim=16"),
     *("--set", "model.num_heads=2", "--set", "evaluation_windows=2"),
+    *("--set", "peak_flops=1e11"),
 )
 
 
