@@ -92,8 +92,8 @@ class TrainConfig:
     compile: bool = False
     """Compile sublayers with torch.compile."""
     activation_checkpointing: bool = False
-    """Keep what layers hand on and compute the rest again in the backward pass: less memory, about
-    a third more time."""
+    """Keep what layers hand on and compute the rest again in the backward pass: less memory, one
+    more forward pass."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """On several processes (`torchrun`): a whole model on each, or a share of every parameter."""
     deterministic: bool = False
