@@ -64,3 +64,14 @@ def test_a_new_rule_joins_the_registry(monkeypatch):
 def test_block_sites():
     assert block_sites(7, 2, 3) == [range(0, 6), range(6, 12), range(12, 14)]
     assert block_sites(2, 3, 2) == [range(0, 6)]
+
+
+def test_second_controls_add_a_source_of_the_same_kind():
+    kinds = LAYER * 6
+
+    assert signs("duplicate_2", kinds) == signs("duplicate", kinds) == [1.0] * 12
+    again = [signs("random_2", kinds, seed) for seed in range(20)]
+    assert all(sorted(values) == [-1.0] * 6 + [1.0] * 6 for values in again)
+    # independent of the first draw: 924 patterns, so that few seeds may agree by chance
+    assert sum(values == signs("random", kinds, seed) for seed, values in enumerate(again)) <= 1
+    assert again[3] == signs("random_2", kinds, 3)

@@ -64,11 +64,27 @@ def duplicate(kinds: Sequence[str], seed: int) -> list[float]:
     return [1.0] * len(kinds)
 
 
+@sign_rule("duplicate_2")
+def duplicate_again(kinds: Sequence[str], seed: int) -> list[float]:
+    """As `duplicate`: two controls have as many sources as two details."""
+    return duplicate(kinds, seed)
+
+
 @sign_rule("random")
 def random_signs(kinds: Sequence[str], seed: int) -> list[float]:
     """Zero-sum signs in a seeded random order: a control for directions without meaning."""
-    values = split(kinds, seed)
-    random.Random(seed).shuffle(values)
+    return _shuffled(kinds, random.Random(seed))
+
+
+@sign_rule("random_2")
+def random_signs_again(kinds: Sequence[str], seed: int) -> list[float]:
+    """As `random`, drawn anew: two controls have as many sources as two details."""
+    return _shuffled(kinds, random.Random(f"again, {seed}"))
+
+
+def _shuffled(kinds: Sequence[str], draw: random.Random) -> list[float]:
+    values = split(kinds, 0)
+    draw.shuffle(values)
     return values
 
 

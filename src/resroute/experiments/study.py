@@ -98,7 +98,7 @@ class Gap:
     low: tuple[float | None, ...]
     high: tuple[float | None, ...]
     open_from: int | None
-    """Training tokens from which on the band stays clear of zero to the end; None if it does not."""
+    """Training tokens from which on the band stays clear of zero; None if it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

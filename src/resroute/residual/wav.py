@@ -142,10 +142,11 @@ class WAVPolicy(RoutedPolicy):
                 self.basis = nn.Parameter(torch.empty(self.num_sites, len(config.bases)))
 
     def _check_bases(self, config: WAV) -> None:
-        if config.learn_bases and "duplicate" in config.bases:
+        sums = [name for name in config.bases if name.startswith("duplicate")]
+        if config.learn_bases and sums:
             raise UserError(
                 "learn_bases takes coefficients less their mean over the block, which leaves "
-                "nothing of the basis 'duplicate'; leave one of them out"
+                f"nothing of the basis {sums[0]!r}; leave one of them out"
             )
         if not {"phase", "split"} <= set(config.bases):
             return
