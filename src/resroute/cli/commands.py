@@ -31,7 +31,7 @@ METHODS: dict[str, Callable[..., ResidualConfig]] = {
 
 def demo(options: argparse.Namespace) -> None:
     """Train the three methods and print how they compare."""
-    corpus = _corpus(options)
+    corpus = corpus_named(options.data, clean=options.clean)
     is_default = options.data == STORYWORLD
     out = Path(options.out or ("runs/demo" if is_default else f"runs/demo-{corpus.name}"))
     configs = experiments.demo_configs(
@@ -186,7 +186,7 @@ def train(options: argparse.Namespace) -> None:
     residual = residual_of(options.method, options.blocks)
     with join(options.device) as world:
         # made by one process for all
-        path = world.from_main(lambda: _corpus(options).path)
+        path = world.from_main(lambda: corpus_named(options.data, clean=options.clean).path)
         corpus = world.together(lambda: data.open_corpus(path))
         model = PRESETS[options.preset](
             options.layers,
@@ -207,7 +207,7 @@ def train(options: argparse.Namespace) -> None:
             device=options.device,
             deterministic=options.deterministic,
         )
-        config = with_overrides(config, _overrides(options.set))
+        config = with_overrides(config, overrides(options.set))
         trackers = [TRACKERS[name]() for name in dict.fromkeys(options.track)]
         with Display() as display:
             summary = training.train(
@@ -296,8 +296,9 @@ def residual_of(method: str, blocks: int | None) -> ResidualConfig:
         raise UserError(f"the method {name} has no blocks; leave out --blocks") from error
 
 
-def _overrides(settings: list[str]) -> dict[str, str]:
-    overrides = {}
+def overrides(settings: list[str]) -> dict[str, str]:
+    """Fields by name, as `--set` gives them."""
+    found = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not (key.isprintable() and key and equals):
@@ -305,13 +306,14 @@ def _overrides(settings: list[str]) -> dict[str, str]:
         if key.removeprefix("model.") in ("residual", "residual.type"):
             raise UserError(f"--set {key}: the method is chosen with --method")
         # the method is what people set most
-        overrides[f"model.{key}" if key.startswith("residual.") else key] = value
-    return overrides
+        found[f"model.{key}" if key.startswith("residual.") else key] = value
+    return found
 
 
-def _corpus(options: argparse.Namespace) -> Corpus:
-    with byte_progress(Path(options.data).name) as progress:
-        return corpus_of(options.data, clean=options.clean, progress=progress)
+def corpus_named(source: str, *, clean: bool = False) -> Corpus:
+    """The corpus of a name, prepared with a progress bar where it is new."""
+    with byte_progress(Path(source).name) as progress:
+        return corpus_of(source, clean=clean, progress=progress)
 
 
 def _print_corpus(corpus: Corpus) -> None:

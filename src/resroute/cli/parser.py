@@ -10,10 +10,13 @@ from resroute.bench import CASES
 from resroute.cli import commands
 from resroute.cli.bench import bench
 from resroute.cli.display import printable
-from resroute.cli.values import COUNT, LAYERS, SEED, STEPS, name, number, whole
+from resroute.cli.sweep import sweep
+from resroute.cli.values import COUNT, LAYERS, SEED, STEPS, name, number, several, whole
 from resroute.config import suggestion
 from resroute.data import UNKNOWN
+from resroute.experiments import SUITES
 from resroute.model import PRESETS
+from resroute.training.distributed import is_main_process
 from resroute.training.track import TRACKERS
 
 _DESCRIPTION = "Residual routing: train and compare how deep Transformers carry information."
@@ -50,9 +53,10 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2 and two plain lines."""
+        """Exit with 2 and two plain lines, said by one of several processes."""
         line = printable(message).replace("\n", "\\n")
-        print(f"{self.prog}: {line}\nsee `{self.prog} --help`", file=sys.stderr)
+        if is_main_process():
+            print(f"{self.prog}: {line}\nsee `{self.prog} --help`", file=sys.stderr)
         raise SystemExit(2)
 
     @property
@@ -90,6 +94,7 @@ def make_parser() -> Parser:
     _train(commands_)
     _sample(commands_)
     _facts(commands_)
+    _sweep(commands_)
     _report(commands_)
     _bench(commands_)
     return parser
@@ -225,6 +230,39 @@ def _sample(group: Any) -> None:
     add("--best", action="store_true", help="weights of least validation loss, not the newest")
     add("--ema", action="store_true", help="averaged weights, of a run with ema_decay")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+
+
+def _sweep(group: Any) -> None:
+    parser = _command(group, "sweep", sweep, "Train every cell of a suite; go on after a stop.")
+    # its options are as many as a screen has lines
+    parser._optionals.title = None
+    add = parser.add_argument
+    add("suite", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
+    add("--data", type=several(name), default=["storyworld"], metavar="A,B", help="corpora")
+    add("--methods", type=several(name), default=[], metavar="A,B", help="(the suite's)")
+    add("--layers", type=several(LAYERS), default=[12, 24, 48], metavar="A,B", help="(12,24,48)")
+    add("--seeds", type=COUNT, default=3, metavar="N", help="of each cell (3)")
+    add("--primary-seeds", type=COUNT, metavar="N", help="of the primary contrast (5)")
+    add("--blocks", type=LAYERS, default=4, metavar="N", help="depth blocks (4)")
+    add("--axis", type=several(number), default=[], metavar="A,B", help="rates, widths or times")
+    add("--rates", type=name, metavar="DIR", help="a finished sweep of learning rates to go by")
+    add("--preset", default="tiny", choices=PRESETS, metavar="NAME", help="width: %(choices)s")
+    add("--context", type=COUNT, default=256, metavar="T", help="tokens of a window (256)")
+    add("--steps", type=COUNT, default=1000, metavar="N", help="optimizer steps (1000)")
+    add("--batch", type=COUNT, default=8, metavar="B", help="windows a step (8)")
+    add("--lr", type=number, default=3e-3, metavar="R", help="learning rate without --rates")
+    add(
+        "--precision", default="auto", choices=["auto", "float32", "bfloat16"],
+        metavar="P", help="auto, float32 or bfloat16",
+    )  # fmt: skip
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for train")
+    add("--out", type=name, metavar="DIR", help="folder of the runs (runs/<suite>)")
+    add("--engine", default="local", choices=["local", "ray"], metavar="E", help="local or ray")
+    add("--jobs", type=COUNT, metavar="N", help="local: cells at a time (one a core or GPU)")
+    add("--cpus", type=COUNT, metavar="N", help="ray: cores of a cell (1)")
+    add("--gpus", type=number, metavar="X", help="ray: GPUs of a cell, such as 0.25 (0)")
+    add("--dry-run", action="store_true", help="print the plan and how long it may take")
 
 
 def _report(group: Any) -> None:

@@ -2,6 +2,9 @@
 
 import argparse
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
@@ -27,6 +30,15 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"needs a number, got {text[:40]!r}") from None
+
+
+def several(read: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A reader of values with commas between them."""
+
+    def read_all(text: str) -> list[T]:
+        return [read(word.strip()) for word in text.split(",")]
+
+    return read_all
 
 
 def name(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resroute.config import UserError, suggestion
+from resroute.config import UserError, from_defaults, suggestion
 from resroute.experiments.rates import Rates
 from resroute.experiments.study import Contrast
 from resroute.residual import (
@@ -197,6 +197,19 @@ def make_suite(name: str, design: Design) -> Suite:
         raise UserError("a sweep needs at least one corpus, one depth and one seed")
     suite = SUITES[name](design)
     return dataclasses.replace(suite, cells=tuple(dict.fromkeys(suite.cells)))
+
+
+def series_label(config: TrainConfig) -> str:
+    """The method of a cell with the options that are not at their default, blocks left out."""
+    residual = config.model.residual
+    # bases are in the label
+    changed = from_defaults(residual)
+    shown = [
+        f"{name}={value}"
+        for name, value in changed.items()
+        if name not in ("type", "bases", "num_blocks")
+    ]
+    return residual.label + (f" ({', '.join(shown)})" if shown else "")
 
 
 def _three(design: Design) -> Sequence[ResidualConfig]:

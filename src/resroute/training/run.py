@@ -35,13 +35,24 @@ class RunFolder:
         """The run's lines of metrics."""
         return MetricsFile(self.path / "metrics.jsonl")
 
-    def add_session(self, step: int, environment: dict[str, Any]) -> None:
-        """Note in env.json on what the run starts, or goes on after `step`."""
+    def add_session(self, step: int, environment: dict[str, Any]) -> Path | None:
+        """Note in env.json on what the run starts, or goes on after `step`.
+
+        Returns:
+            Where an env.json that cannot be read is kept; its sessions are then not in the new one.
+        """
         path = self.path / "env.json"
-        sessions = read_json(path, "delete it").get("sessions") if path.exists() else []
+        kept = None
+        sessions: Any = []
+        if path.exists():
+            try:
+                sessions = read_json(path, "delete it").get("sessions")
+            except UserError:
+                sessions = None
         if not isinstance(sessions, list):
-            raise UserError(f"{path}: damaged (no list of sessions); delete it")
+            kept, sessions = checkpoint.set_aside(path), []
         write_json(path, {"sessions": [*sessions, {"after_step": step, **environment}]})
+        return kept
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run."""
@@ -57,6 +68,10 @@ class RunFolder:
         return summary
 
 
+class RunInUseError(UserError):
+    """Another process is training in the folder."""
+
+
 class RunLock:
     """Keeps a second run out of a folder; the system opens it again however the holder ends."""
 
@@ -69,14 +84,14 @@ class RunLock:
         """Lock a run folder, which exists.
 
         Raises:
-            UserError: Another process has it.
+            RunInUseError: Another process has it.
         """
         self.release()
         lock = FileLock(path / _LOCK, timeout=0)
         try:
             lock.acquire()
         except Timeout:
-            raise UserError(
+            raise RunInUseError(
                 f"{path} is in use by another run; wait for it, or give another folder with --out"
             ) from None
         except NotImplementedError:
@@ -110,10 +125,7 @@ def claim(
             vocabulary, is in use, or holds an unfinished run and neither `resume` nor `fresh` is
             set.
     """
-    path = Path(config.out or Path("runs/train") / config.run_name(corpus.fingerprint))
-    if not path.name:
-        # such as `.`, which has no name beside which to keep an old run
-        path = path.resolve()
+    path = path_of(config, corpus)
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; give another folder with --out")
     # a kill may have come before the first file was in its place
@@ -124,6 +136,12 @@ def claim(
         raise UserError(f"{path} exists and is not a run folder; give another one with --out")
     moved = None
     if occupied and fresh:
+        if path.is_symlink():
+            # renamed, it would be another link to the old run
+            raise UserError(
+                f"{path} is a link, which --fresh would not follow; give its folder with --out "
+                f"{path.resolve()}"
+            )
         lock.take(path)
         # closed first: Windows renames no folder with an open file
         lock.release()
@@ -163,6 +181,13 @@ def claim(
         (path / _LOCK).unlink(missing_ok=True)
         raise
     return run
+
+
+def path_of(config: TrainConfig, corpus: Corpus | Mixture) -> Path:
+    """Where a run has its folder."""
+    path = Path(config.out or Path("runs/train") / config.run_name(corpus.fingerprint))
+    # `.` has no name beside which to keep an old run
+    return path if path.name else path.resolve()
 
 
 def read_config(path: Path) -> tuple[TrainConfig, dict[str, Any]]:

@@ -1,0 +1,234 @@
+"""The command `sweep`: options to a design, a live table while it runs."""
+
+import argparse
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from resroute import experiments
+from resroute.cli.commands import corpus_named, overrides, residual_of
+from resroute.config import UserError, with_overrides
+from resroute.experiments import CellState, Estimate, Estimator
+from resroute.model import PRESETS
+from resroute.residual import PreNorm, ResidualConfig
+from resroute.training import TrainConfig
+
+# rows of cells that the live table has room for
+_MOST_RUNNING = 12
+
+
+def sweep(options: argparse.Namespace) -> None:
+    """Run a suite, or print its plan."""
+    suite = experiments.make_suite(options.suite, _design(options))
+    out = Path(options.out or f"runs/{options.suite}")
+    options.hint = "; the same command goes on"
+    engine, threads = _engine(options)
+    estimator = Estimator(engine.jobs, threads)
+    if options.dry_run:
+        states = experiments.states(experiments.plan_tasks(suite, out))
+        print("\n".join(_plan_lines(suite, states, estimator(states), out)))
+        return
+    with _Display(estimator) as display:
+        states = experiments.sweep(suite, out, engine, watch=display.watch, say=display.say)
+    Console(width=None if sys.stdout.isatty() else 100).print(_summary(states))
+    failed = [state.task.name for state in states if state.state == "failed"]
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(states)} cells failed: {', '.join(failed[:3])}"
+            f"{', ..' if len(failed) > 3 else ''}\ntheir logs are in {out / 'logs'}; the same "
+            "command tries them again"
+        )
+    print(f"\n{out}: {len(states)} cells finished; `resroute report {out}` compares them")
+
+
+def _engine(options: argparse.Namespace) -> tuple[experiments.Engine, int]:
+    """The engine, and the threads of a cell on it."""
+    if options.engine == "ray":
+        if options.jobs is not None:
+            raise UserError("--jobs is for the local engine; with ray give --cpus and --gpus")
+        cpus = options.cpus or 1
+        if options.dry_run:
+            raise UserError("--dry-run times cells on this machine; leave out --engine ray")
+        return experiments.RayEngine(cpus=cpus, gpus=options.gpus or 0.0), cpus
+    if options.cpus is not None or options.gpus is not None:
+        raise UserError("--cpus and --gpus are for --engine ray; the local engine has --jobs")
+    engine = experiments.LocalEngine(options.jobs, options.device)
+    return engine, engine.threads
+
+
+def _design(options: argparse.Namespace) -> experiments.Design:
+    seeds = options.seeds
+    more = max(seeds, 5) if options.primary_seeds is None else options.primary_seeds
+    return experiments.Design(
+        bases=tuple(_base(options, source) for source in options.data),
+        layers=tuple(options.layers),
+        seeds=seeds,
+        primary_seeds=more,
+        blocks=options.blocks,
+        methods=tuple(_method(name, options.blocks) for name in options.methods),
+        rates=None if options.rates is None else experiments.read_rates(Path(options.rates)),
+        axis=tuple(options.axis),
+    )
+
+
+def _method(name: str, blocks: int) -> ResidualConfig:
+    residual = residual_of(name, None)
+    return residual_of(name, blocks) if hasattr(residual, "num_blocks") else residual
+
+
+def _base(options: argparse.Namespace, source: str) -> TrainConfig:
+    """What all cells of a corpus share; a tenth of the steps warms up and is between looks."""
+    corpus = corpus_named(source)
+    steps = options.steps
+    model = PRESETS[options.preset](
+        min(options.layers),
+        vocab_size=corpus.tokenizer.vocab_size,
+        context=options.context,
+        # replaced by each cell's own
+        residual=PreNorm(),
+    )
+    config = TrainConfig(
+        model=model,
+        data=str(corpus.path),
+        steps=steps,
+        batch_size=options.batch,
+        learning_rate=options.lr,
+        warmup_steps=steps // 10,
+        evaluate_every=max(1, steps // 10),
+        evaluation_windows=256,
+        log_every=max(1, steps // 40),
+        observe_every=max(1, steps // 8),
+        checkpoint_every=max(1, steps // 4),
+        keep=1,
+        precision=options.precision,
+        device=options.device,
+    )
+    return with_overrides(config, overrides(options.set))
+
+
+def _plan_lines(
+    suite: experiments.Suite, states: list[CellState], left: Estimate, out: Path
+) -> list[str]:
+    """A line a cell, then what it comes to."""
+    lines = [f"{'cell':<38}{'corpus':<26}{'rate':>8}{'steps':>8}{'time':>9}  state"]
+    for state in states:
+        config = state.task.config
+        lines.append(
+            f"{state.task.name:<38}{Path(config.data).name[:25]:<26}{config.learning_rate:>8.2g}"
+            f"{config.steps:>8,}{_time(left.seconds[state.task.name]):>9}  {state.state}"
+        )
+    counts = Counter(state.state for state in states)
+    told = ", ".join(f"{count} {what}" for what, count in counts.items())
+    basis = f"{left.from_finished} by finished ones of their kind, others by a timed step"
+    c = suite.primary
+    contrast = f"{c.treatment} minus {c.baseline} at {c.num_layers} layers" if c else "none"
+    return [
+        *lines,
+        "",
+        f"{len(states)} cells in {out}: {told}",
+        f"primary contrast: {contrast}",
+        f"about {_time(left.wall)}, {left.jobs} at a time ({basis})",
+    ]
+
+
+def _time(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+class _Display:
+    """A table that changes on a terminal; elsewhere a line for each cell that ends."""
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.console = Console(stderr=True)
+        self.estimator = estimator
+        self.live = Live(console=self.console, refresh_per_second=2, transient=True)
+        self.ended: set[str] | None = None
+        self.began = time.monotonic()
+
+    def __enter__(self) -> "_Display":
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def watch(self, states: list[CellState]) -> None:
+        """Show how far the cells have come."""
+        left = self.estimator(states)
+        counts = Counter(state.state for state in states)
+        line = (
+            f"{counts['finished']}/{len(states)} finished, {counts['running']} running"
+            + (f", {counts['failed']} failed" if counts["failed"] else "")
+            + f", about {_time(left.wall)} left"
+        )
+        finished = {state.task.name for state in states if state.state == "finished"}
+        if self.ended is None:
+            self.ended = finished
+            if not self.console.is_terminal:
+                self.say(line)
+        new = [s for s in states if s.task.name in finished - self.ended]
+        self.ended = finished
+        for state in new:
+            loss = "no loss" if state.loss is None else f"loss {state.loss:.4f}"
+            self.say(f"{state.task.name}: {loss}, {_time(state.seconds or 0)}; {line}")
+        if self.console.is_terminal:
+            self.live.update(Group(_running(states), Text(), _summary(states), Text(line)))
+
+
+def _running(states: list[CellState]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("running", "corpus", "step", "loss"):
+        table.add_column(heading, justify="left" if heading in ("running", "corpus") else "right")
+    cells = [state for state in states if state.state == "running"]
+    for state in cells[:_MOST_RUNNING]:
+        config = state.task.config
+        loss = "" if state.loss is None else f"{state.loss:.3f}"
+        step = f"{state.step}/{config.steps}"
+        table.add_row(state.task.name, Path(config.data).name, step, loss)
+    if len(cells) > _MOST_RUNNING:
+        table.add_row(f"and {len(cells) - _MOST_RUNNING} more")
+    return table
+
+
+def _summary(states: list[CellState]) -> Table:
+    """Mean loss so far of each method and corpus, a column a depth."""
+    losses: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    depths = sorted({state.task.config.model.num_layers for state in states})
+    for state in states:
+        config = state.task.config
+        row = losses[Path(config.data).name, experiments.series_label(config)]
+        if state.state == "finished" and state.loss is not None:
+            row[config.model.num_layers].append(state.loss)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("corpus")
+    table.add_column("method")
+    for depth in depths:
+        table.add_column(f"{depth} layers", justify="right")
+    for (corpus, series), by_depth in losses.items():
+        cells = [
+            f"{sum(v) / len(v):.4f} (n={len(v)})" if (v := by_depth[depth]) else "-"
+            for depth in depths
+        ]
+        table.add_row(corpus, series, *cells)
+    return table

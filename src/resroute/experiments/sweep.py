@@ -1,0 +1,245 @@
+"""A sweep: every cell of a suite trained once, on any engine, and gone on with after a stop."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from resroute.config import UserError
+from resroute.data import open_mixture
+from resroute.experiments.cell import FAILED, FINISHED, STOPPED, Outcome, Task
+from resroute.experiments.engines import Engine
+from resroute.experiments.plan import Plan, grown, read_plan, write_plan
+from resroute.experiments.suites import Suite
+from resroute.files import read_json
+from resroute.training import Preempted
+from resroute.training.metrics import MetricsFile
+from resroute.training.preemption import StopRequest
+
+_LOCK = ".sweep.lock"
+_LOGS = "logs"
+# times that a cell is started again after its process has died
+_RETRIES = 2
+
+
+Unfinished = Literal["waiting", "running", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellState:
+    """How far a cell has come."""
+
+    task: Task
+    state: Unfinished | Literal["finished"]
+    step: int
+    loss: float | None
+    """Of the latest evaluation, in nats per character."""
+    seconds: float | None
+    """That a finished cell has trained."""
+
+
+class SweepStopped(Preempted):
+    """A sweep was asked to stop; its running cells have saved."""
+
+    def __init__(self, path: Path, finished: int, total: int, number: int) -> None:
+        KeyboardInterrupt.__init__(
+            self,
+            f"{path}: stopped with {finished} of {total} cells finished; the running ones are "
+            "saved, and the same command goes on",
+        )
+        self.path, self.step, self.signal = path, finished, number
+
+
+def plan_tasks(suite: Suite, out: Path) -> list[Task]:
+    """The suite's cells with their run folders below `out`.
+
+    Raises:
+        UserError: A corpus that cannot be opened or that a cell does not fit.
+    """
+    fingerprints: dict[tuple[str, tuple[str, ...]], str] = {}
+    tasks = []
+    for cell in suite.cells:
+        source = (cell.data, cell.mix)
+        if source not in fingerprints:
+            fingerprints[source] = open_mixture(Path(cell.data), cell.mix).fingerprint
+        name = cell.run_name(fingerprints[source])
+        tasks.append(Task(name=name, config=dataclasses.replace(cell, out=str(out / name))))
+    return tasks
+
+
+def states(tasks: Sequence[Task], failed: frozenset[str] = frozenset()) -> list[CellState]:
+    """How far each cell has come, read from its run folder."""
+    return [_state(task, "failed" if task.name in failed else "waiting") for task in tasks]
+
+
+def sweep(
+    suite: Suite,
+    out: Path,
+    engine: Engine,
+    *,
+    watch: Callable[[list[CellState]], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[CellState]:
+    """Train every cell of a suite that is not finished yet.
+
+    Cells go on from their checkpoints, so that the same call again, after a kill or with more
+    seeds, does what is left. A cell whose process dies is started again twice; one that fails for
+    good (its loss is no longer finite) is left, and the others go on.
+
+    Args:
+        suite: The cells, and what is declared beforehand.
+        out: The sweep's folder: a run folder a cell, `suite.json`, `logs/`.
+        engine: Who runs them.
+        watch: Told all states, about every second.
+        say: Told a line where something happens.
+
+    Returns:
+        The states of all cells at the end.
+
+    Raises:
+        UserError: The folder is in use by another sweep, belongs to another suite, or its primary
+            contrast is another.
+        SweepStopped: SIGTERM or Ctrl-C; the running cells have saved.
+    """
+    tasks = plan_tasks(suite, out)
+    plan = Plan(
+        suite=suite.name,
+        baseline=suite.baseline,
+        primary=suite.primary,
+        runs=tuple(task.name for task in tasks),
+    )
+    plan = grown(read_plan(out), plan, out)
+    with contextlib.ExitStack() as stack:
+        out.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(_locked(out))
+        write_plan(out, plan)
+        request = StopRequest()
+        stack.enter_context(request.listening())
+        return _Sweep(tasks, out, engine, watch, say, request).run()
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    lock = FileLock(out / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"{out} is in use by another sweep; wait for it, or give another folder with --out"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _Sweep:
+    """The loop over an engine's outcomes."""
+
+    def __init__(
+        self,
+        tasks: list[Task],
+        out: Path,
+        engine: Engine,
+        watch: Callable[[list[CellState]], None],
+        say: Callable[[str], None],
+        request: StopRequest,
+    ) -> None:
+        self.tasks = tasks
+        self.out = out
+        self.engine = engine
+        self.watch = watch
+        self.say = say
+        self.request = request
+        self.failed: set[str] = set()
+        self.tries: dict[str, int] = {}
+        self.states = {state.task.name: state for state in states(tasks)}
+        self.looked = 0.0
+        # a log that is younger than this is that of a running cell
+        self.ended = dict.fromkeys(self.states, time.time())
+
+    def run(self) -> list[CellState]:
+        left = [task for task in self.tasks if self.states[task.name].state != "finished"]
+        while left:
+            again: list[Task] = []
+            self._look()
+            running = self.engine.run(left, self.out / _LOGS)
+            with contextlib.closing(running):
+                for found in running:
+                    if self.request.signal is not None:
+                        running.close()
+                        raise self._stopped(self.request.signal)
+                    if found is not None:
+                        self.ended[found.name] = time.time()
+                        if self._is_to_try_again(found):
+                            again += [task for task in left if task.name == found.name]
+                    self._look(now=found is not None)
+            left = again
+        return self._all()
+
+    def _is_to_try_again(self, found: Outcome) -> bool:
+        if found.code == FINISHED:
+            return False
+        self.tries[found.name] = self.tries.get(found.name, 0) + 1
+        last = found.message.splitlines()[-1] if found.message else f"exit code {found.code}"
+        if found.code == FAILED or self.tries[found.name] > _RETRIES:
+            self.failed.add(found.name)
+            self.say(f"{found.name} failed: {last}")
+            return False
+        why = "was stopped" if found.code == STOPPED else f"died: {last}"
+        self.say(f"{found.name} {why}; it is tried again")
+        return True
+
+    def _look(self, *, now: bool = True) -> None:
+        """Read how far cells have come; not more often than every second unless one has ended."""
+        if not now and time.monotonic() - self.looked < 1.0:
+            return
+        self.looked = time.monotonic()
+        for task in self.tasks:
+            if self.states[task.name].state != "finished":
+                self.states[task.name] = _state(task, self._unfinished(task.name))
+        self.watch(self._all())
+
+    def _unfinished(self, name: str) -> Unfinished:
+        if name in self.failed:
+            return "failed"
+        log = self.out / _LOGS / f"{name}.log"
+        is_running = log.is_file() and log.stat().st_mtime > self.ended[name]
+        return "running" if is_running else "waiting"
+
+    def _all(self) -> list[CellState]:
+        return [self.states[task.name] for task in self.tasks]
+
+    def _stopped(self, number: int) -> SweepStopped:
+        finished = sum(state.state == "finished" for state in states(self.tasks))
+        return SweepStopped(self.out, finished, len(self.tasks), number)
+
+
+def _state(task: Task, unfinished: Unfinished) -> CellState:
+    folder = Path(str(task.config.out))
+    if (folder / "summary.json").is_file():
+        summary = read_json(folder / "summary.json", "remove its folder")
+        return CellState(
+            task=task,
+            state="finished",
+            step=task.config.steps,
+            loss=summary.get("nats_per_character", summary.get("validation_loss")),
+            seconds=summary.get("seconds"),
+        )
+    step, loss = _progress(folder)
+    return CellState(task=task, state=unfinished, step=step, loss=loss, seconds=None)
+
+
+def _progress(folder: Path) -> tuple[int, float | None]:
+    """Last step and last validation loss that a run has reported."""
+    step, loss = 0, None
+    for record in MetricsFile(folder / "metrics.jsonl").read():
+        step = max(step, record.get("step", 0))
+        if record.get("kind") == "validation":
+            loss = record.get("nats_per_character", record.get("loss"))
+    return step, loss
