@@ -7,7 +7,7 @@ import pytest
 
 import resroute as rr
 from resroute.config import UserError
-from resroute.experiments import Design, RayEngine, make_suite, sweep
+from resroute.experiments import Design, LocalEngine, RayEngine, make_suite, sweep
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +27,11 @@ def cluster(ray):
     """A head node and a second one, of one core each."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.second = made.add_node(num_cpus=1)
     yield made
+    # the client first: it cannot outlive its node
+    ray.shutdown()
     made.shutdown()
 
 
@@ -67,8 +67,6 @@ def test_cells_of_a_lost_node_go_on_elsewhere_to_the_same_numbers(cluster, make_
         for s in found
     }
     assert sorted(starts.values()) == [1, 1, 1, 2]
-    from resroute.experiments import LocalEngine
-
     plain = sweep(suite, tmp_path / "local", LocalEngine(2))
     assert [state.loss for state in found] == [state.loss for state in plain]
 

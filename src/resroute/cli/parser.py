@@ -262,6 +262,7 @@ def _sweep(group: Any) -> None:
     add("--jobs", type=COUNT, metavar="N", help="local: cells at a time (one a core or GPU)")
     add("--cpus", type=COUNT, metavar="N", help="ray: cores of a cell (1)")
     add("--gpus", type=number, metavar="X", help="ray: GPUs of a cell, such as 0.25 (0)")
+    add("--hours", type=number, metavar="H", help="start no cell that would not end in time")
     add("--dry-run", action="store_true", help="print the plan and how long it may take")
 
 

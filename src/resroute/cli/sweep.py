@@ -1,6 +1,7 @@
 """The command `sweep`: options to a design, a live table while it runs."""
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter, defaultdict
@@ -31,12 +32,24 @@ def sweep(options: argparse.Namespace) -> None:
     options.hint = "; the same command goes on"
     engine, threads = _engine(options)
     estimator = Estimator(engine.jobs, threads)
+    tasks = experiments.plan_tasks(suite, out)
     if options.dry_run:
-        states = experiments.states(experiments.plan_tasks(suite, out))
+        states = experiments.states(tasks)
         print("\n".join(_plan_lines(suite, states, estimator(states), out)))
         return
+    until = math.inf if options.hours is None else time.monotonic() + 3600 * options.hours
+
+    def may_start(task: experiments.Task) -> bool:
+        # cells that finish on the way are the better clock, so the estimate is made anew
+        return (
+            math.isinf(until)
+            or time.monotonic() + estimator(experiments.states(tasks)).seconds[task.name] <= until
+        )
+
     with _Display(estimator) as display:
-        states = experiments.sweep(suite, out, engine, watch=display.watch, say=display.say)
+        states = experiments.sweep(
+            suite, out, engine, may_start=may_start, watch=display.watch, say=display.say
+        )
     Console(width=None if sys.stdout.isatty() else 100).print(_summary(states))
     failed = [state.task.name for state in states if state.state == "failed"]
     if failed:
@@ -45,7 +58,12 @@ def sweep(options: argparse.Namespace) -> None:
             f"{', ..' if len(failed) > 3 else ''}\ntheir logs are in {out / 'logs'}; the same "
             "command tries them again"
         )
-    print(f"\n{out}: {len(states)} cells finished; `resroute report {out}` compares them")
+    waiting = sum(state.state == "waiting" for state in states)
+    held = f", {waiting} wait: they need more --hours" if waiting else ""
+    print(
+        f"\n{out}: {len(states) - waiting} cells finished{held}; `resroute report {out}` compares "
+        "them"
+    )
 
 
 def _engine(options: argparse.Namespace) -> tuple[experiments.Engine, int]:
@@ -126,7 +144,7 @@ def _plan_lines(
         )
     counts = Counter(state.state for state in states)
     told = ", ".join(f"{count} {what}" for what, count in counts.items())
-    basis = f"{left.from_finished} by finished ones of their kind, others by a timed step"
+    basis = f"{left.from_finished} estimated by finished ones, others by a timed step"
     c = suite.primary
     contrast = f"{c.treatment} minus {c.baseline} at {c.num_layers} layers" if c else "none"
     return [
@@ -134,7 +152,7 @@ def _plan_lines(
         "",
         f"{len(states)} cells in {out}: {told}",
         f"primary contrast: {contrast}",
-        f"about {_time(left.wall)}, {left.jobs} at a time ({basis})",
+        f"about {left.wall:.0f} s ({_time(left.wall)}), {left.jobs} at a time; {basis}",
     ]
 
 

@@ -1,5 +1,7 @@
 """Comparisons of methods under equal conditions."""
 
+from resroute.experiments.cell import Outcome as Outcome
+from resroute.experiments.cell import Task as Task
 from resroute.experiments.demo import demo as demo
 from resroute.experiments.demo import demo_configs as demo_configs
 from resroute.experiments.engines import Engine as Engine
@@ -37,11 +39,13 @@ __all__ = [
     "Estimator",
     "FactScores",
     "LocalEngine",
+    "Outcome",
     "Plan",
     "Rates",
     "RayEngine",
     "Suite",
     "SweepStopped",
+    "Task",
     "best_rates",
     "demo",
     "demo_configs",

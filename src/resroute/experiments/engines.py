@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from collections import deque
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ class Engine(Protocol):
         """Run every task once.
 
         Args:
-            tasks: In order.
+            tasks: In order, drawn one by one when there is room.
             logs: Folder of a log a task.
 
         Yields:
@@ -79,10 +78,11 @@ class LocalEngine:
 
     def run(self, tasks: Iterable[Task], logs: Path) -> Generator[Outcome | None, None, None]:
         """See `Engine`."""
-        waiting = deque(tasks)
+        waiting = iter(tasks)
         slots: list[_Running | None] = [None] * self._jobs
+        is_left = True
         try:
-            while waiting or any(slots):
+            while is_left or any(slots):
                 ended = None
                 for slot, running in enumerate(slots):
                     if running is not None and running.process.poll() is not None:
@@ -90,8 +90,10 @@ class LocalEngine:
                         ended = outcome(running.task, running.process.returncode, running.log)
                         _close(running.process)
                         yield ended
-                    if slots[slot] is None and waiting:
-                        slots[slot] = self._start(waiting.popleft(), slot, logs)
+                    if slots[slot] is None and is_left:
+                        task = next(waiting, None)
+                        is_left = task is not None
+                        slots[slot] = None if task is None else self._start(task, slot, logs)
                 if ended is None:
                     yield None
                     time.sleep(_POLL)

@@ -1,5 +1,6 @@
 """The `ray` engine: the cells of a sweep on the machines of a Ray cluster."""
 
+import itertools
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,15 @@ class RayEngine:
         place = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=-1)
         remote: Any = place(_train)
         here = str(Path.cwd())
-        left = {remote.remote(task, str(logs), here, self.cpus): task for task in tasks}
+        waiting = iter(tasks)
+        left: dict[Any, Task] = {}
         try:
-            while left:
+            while True:
+                # a cell in waiting for each that runs, so that no core has to
+                for task in itertools.islice(waiting, max(0, 2 * self.jobs - len(left))):
+                    left[remote.remote(task, str(logs), here, self.cpus)] = task
+                if not left:
+                    return
                 ready, _ = ray.wait(list(left), num_returns=1, timeout=_POLL)
                 for ref in ready:
                     task = left.pop(ref)

@@ -82,6 +82,7 @@ def sweep(
     out: Path,
     engine: Engine,
     *,
+    may_start: Callable[[Task], bool] = lambda _: True,
     watch: Callable[[list[CellState]], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[CellState]:
@@ -95,6 +96,7 @@ def sweep(
         suite: The cells, and what is declared beforehand.
         out: The sweep's folder: a run folder a cell, `suite.json`, `logs/`.
         engine: Who runs them.
+        may_start: Asked before each cell; one that may not is left waiting.
         watch: Told all states, about every second.
         say: Told a line where something happens.
 
@@ -120,7 +122,7 @@ def sweep(
         write_plan(out, plan)
         request = StopRequest()
         stack.enter_context(request.listening())
-        return _Sweep(tasks, out, engine, watch, say, request).run()
+        return _Sweep(tasks, out, engine, may_start, watch, say, request).run()
 
 
 @contextlib.contextmanager
@@ -146,6 +148,7 @@ class _Sweep:
         tasks: list[Task],
         out: Path,
         engine: Engine,
+        may_start: Callable[[Task], bool],
         watch: Callable[[list[CellState]], None],
         say: Callable[[str], None],
         request: StopRequest,
@@ -153,6 +156,7 @@ class _Sweep:
         self.tasks = tasks
         self.out = out
         self.engine = engine
+        self.may_start = may_start
         self.watch = watch
         self.say = say
         self.request = request
@@ -165,10 +169,10 @@ class _Sweep:
 
     def run(self) -> list[CellState]:
         left = [task for task in self.tasks if self.states[task.name].state != "finished"]
+        self._look()
         while left:
             again: list[Task] = []
-            self._look()
-            running = self.engine.run(left, self.out / _LOGS)
+            running = self.engine.run(filter(self.may_start, left), self.out / _LOGS)
             with contextlib.closing(running):
                 for found in running:
                     if self.request.signal is not None:
