@@ -164,6 +164,13 @@ def test_a_find_among_several_has_to_survive_the_correction():
     assert (primary.is_primary, primary.verdict) == (True, "better")
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_primary_contrast_whose_interval_holds_zero_is_no_find(sign):
+    runs = [*seeds(WAV(), [1.0, 1.1, 1.2]), *seeds(BlockAttnRes(), [1.1, 1.05, 1.4 * sign])]
+    (found,) = compare(runs, baseline="Block AttnRes", primary=PRIMARY).differences
+    assert (found.is_primary, found.verdict) == (True, "no significant difference")
+
+
 def test_each_corpus_has_one_primary_contrast_that_of_its_largest_setting():
     runs = []
     for corpus in ("tales", "text"):
@@ -215,10 +222,11 @@ def test_block_counts_are_shown_where_they_are_the_question():
     several = [run(WAV(num_blocks=b), 1.0) for b in (2, 4)]
     assert series_names([*deeper, *several]) == ["WAV", "WAV (num_blocks=4)"] * 2
     usual = [run(BlockAttnRes(num_blocks=4), 1.0), run(PreNorm(), 1.0)]
-    more = [run(WAV(num_blocks=4, rho_max=1.0), 1.0)]
-    assert series_names([*several, *usual, *more])[:2] == ["WAV (num_blocks=2)", "WAV"]
-    default = [run(WAV(), 1.0), run(WAV(num_blocks=2), 1.0)]
-    assert series_names(default) == ["WAV", "WAV (num_blocks=2)"]
+    assert series_names([*several, *usual])[:2] == ["WAV (num_blocks=2)", "WAV"]
+    more = [run(WAV(num_blocks=2, rho_max=1.0), 1.0)]
+    assert series_names([*several, *usual, *more])[:2] == ["WAV", "WAV (num_blocks=4)"]
+    default = [run(WAV(), 1.0), run(WAV(num_blocks=2), 1.0), run(WAV(num_blocks=2), 1.0, 1)]
+    assert series_names(default) == ["WAV", *["WAV (num_blocks=2)"] * 2]
 
 
 @pytest.mark.parametrize("suite", ["paper", "ablation"])
@@ -391,8 +399,10 @@ def test_at_equal_time_the_slower_method_is_read_off_its_curve():
     assert (second.group.series, second.seconds, second.tokens) == ("WAV", 10.0, 750.0)
     assert second.loss.mean == pytest.approx((1.5 + 1.6 + 1.5) / 3)
     assert compare(runs[1:]).equal_compute == ()
-    # without a curve, or without a speed
+    # without a curve, an evaluation before that time in every run, or a speed
     assert compare([runs[0], run(WAV(), 1.0, speed=50.0)]).equal_compute == ()
+    late = run(WAV(), 1.0, 3, curve={80: 1.2, 100: 1.0}, speed=75.0)
+    assert compare([*runs, late]).equal_compute == ()
     assert compare([runs[0], run(WAV(), 1.0, curve=curve, speed=None)]).equal_compute == ()
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resroute.analysis import Run, find_runs
+from resroute.analysis import Run
 from resroute.config import UserError
+from resroute.experiments.results import runs_of
 from resroute.residual import ResidualConfig
 
 
@@ -89,4 +90,4 @@ def best_rates(runs: Sequence[Run], where: str) -> Rates:
 
 def read_rates(folder: Path) -> Rates:
     """The best rates of a sweep's folder, or of a folder of its results."""
-    return best_rates(find_runs(folder), str(folder))
+    return best_rates(runs_of(folder), str(folder))

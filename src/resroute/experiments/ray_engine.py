@@ -1,6 +1,9 @@
 """The `ray` engine: the cells of a sweep on the machines of a Ray cluster."""
 
 import itertools
+import os
+import signal
+import socket
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from resroute.experiments.cell import Outcome, Task, outcome, start
 
 _POLL = 0.5
 _GRACE = 120.0
+_CONNECT = 10.0
 
 
 class RayEngine:
@@ -34,6 +38,7 @@ class RayEngine:
         except ImportError:
             raise UserError("the ray engine needs Ray: pip install 'resroute[ray]'") from None
         if not ray.is_initialized():
+            _require_reachable(address or os.environ.get("RAY_ADDRESS", ""))
             try:
                 ray.init(address=address, log_to_driver=False, include_dashboard=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -85,11 +90,22 @@ class RayEngine:
                 ray.wait(list(left), num_returns=len(left), timeout=_GRACE)
 
 
+def _require_reachable(address: str) -> None:
+    """Say at once that nobody is there; Ray itself tries for minutes and then ends the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        # `auto`, `local` or none: Ray knows
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"no Ray cluster at {address}: {error}; start one, or mend the address"
+        ) from None
+
+
 def _train(task: Task, logs: str, folder: str, threads: int) -> Outcome:
     """Runs on a machine of the cluster, in the folder of the sweep's own process."""
-    import os
-    import signal
-
     os.chdir(folder)
     log = Path(logs, f"{task.name}.log")
     process = start(task, log, threads=threads)

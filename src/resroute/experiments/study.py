@@ -11,6 +11,7 @@ from typing import Literal
 from resroute.analysis import Run
 
 Verdict = Literal["better", "worse", "no significant difference", "too few seeds"]
+IntervalKind = Literal["paired t", "bootstrap"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Setting:
     num_layers: int
     width: int
     context: int
+    """Width and context are 0 where a run's configuration does not tell."""
     tokens: int
     """Training tokens."""
 
@@ -63,12 +65,12 @@ class Group:
     loss: Summary
     parameters: int
     tokens_per_second: float | None
-    """Median over runs."""
+    """Median over runs, None where none tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Treatment minus baseline over the seeds that both have."""
+    """Treatment minus baseline over the seeds that both have, each at its best learning rate."""
 
     treatment: Group
     baseline: Group
@@ -76,20 +78,23 @@ class Difference:
     loss: Summary
     """Of the paired differences, in nats per character."""
     perplexity: Summary
+    """Of a token."""
     bits: Summary
+    """Per character."""
     by_seed: tuple[tuple[int, float], ...]
     """Seed and difference of the loss."""
     p_value: float | None
     """Two-sided; None where fewer than two seeds are shared."""
     p_holm: float | None
-    """Corrected over all exploratory differences of the study; None for a primary one."""
-    interval: Literal["paired t", "bootstrap"]
+    """Corrected over all exploratory differences of the study; None for a primary one. An interval
+    is not corrected: one that excludes zero is a find only where `p_holm` is below 0.05 too."""
+    interval: IntervalKind
     verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """A difference over the course of training."""
+    """A difference over the course of training, with the 95 % interval of each evaluation."""
 
     treatment: Group
     baseline: Group
@@ -103,7 +108,11 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class EqualCompute:
-    """Losses at the training time of the fastest method of a setting, read off the curves."""
+    """Losses at the training time of the fastest method of a setting, read off the curves.
+
+    A slower method is read before its learning rate has decayed, which overstates the loss that it
+    would reach in that time by itself.
+    """
 
     group: Group
     seconds: float
@@ -119,7 +128,8 @@ class Study:
     groups: tuple[Group, ...]
     """By corpus, sizes, depth, and the order of methods; one per learning rate."""
     best: tuple[Group, ...]
-    """Of groups that differ in the learning rate alone, the one of lowest mean loss."""
+    """Of groups that differ in the learning rate alone, and have the most seeds of them, the one of
+    lowest mean loss."""
     differences: tuple[Difference, ...]
     """Primary ones first."""
     gaps: tuple[Gap, ...]
