@@ -236,10 +236,14 @@ def test_report(run: Any, place: Path) -> None:
     runs = tree(place / "runs/base")
     outcome = run("report", "runs", "--out", "page", "--title", "\udcff<b>\x00")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines()[-3:] == [
+    assert outcome.out.splitlines()[-7:] == [
         "wrote page/report.html",
-        "      page/loss.png",
-        "      page/depth_weights.png",
+        "      page/report.md",
+        "      page/table.tex",
+        "      page/figures/",
+        "      page/runs.csv",
+        "      page/curves.csv",
+        "      page/depth_maps.json",
     ]
     assert "<b>" not in (place / "page/report.html").read_text().split("<main>")[1]
     assert tree(place / "runs/base") == runs

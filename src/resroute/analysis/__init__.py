@@ -1,7 +1,6 @@
-"""What finished runs say: tables, figures and pages, as pure functions of their folders."""
+"""What finished runs say: tables and figures, as pure functions of their folders."""
 
-from resroute.analysis.figures import depth_figure, loss_figure
-from resroute.analysis.page import write_report
+from resroute.analysis.figures import depth_figure
 from resroute.analysis.runs import METHODS, DepthWeights, Run, find_runs, read_run, unfinished_runs
 from resroute.analysis.table import ComparisonRow, comparison_rows, comparison_table
 
@@ -14,8 +13,6 @@ __all__ = [
     "comparison_table",
     "depth_figure",
     "find_runs",
-    "loss_figure",
     "read_run",
     "unfinished_runs",
-    "write_report",
 ]

@@ -21,6 +21,7 @@ from resroute.training.track import TRACKERS, Listeners
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 METHODS: dict[str, Callable[..., ResidualConfig]] = {
     **{name.replace("_", "-"): method for name, method in variants(ResidualConfig).items()},
@@ -263,20 +264,29 @@ def sample(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Print the table of the runs below a folder and write their page."""
+    """Print the table of the runs below a folder, or of a results folder, and write the report."""
     folder = Path(options.folder)
-    runs, unfinished = analysis.find_runs(folder), analysis.unfinished_runs(folder)
+    runs, plan = experiments.runs_of(folder), experiments.read_plan(folder)
+    finished = {run.name for run in runs}
+    planned = [name for name in plan.runs if name not in finished] if plan else []
+    unfinished = list(dict.fromkeys([*planned, *analysis.unfinished_runs(folder)]))
     if not runs and not unfinished:
         raise UserError(f"{folder}: no run in this folder; `resroute train` makes one")
-    files = analysis.write_report(
+    made = experiments.make_report(
         runs,
-        Path(options.out or folder),
         title=options.title or f"resroute: {folder.resolve().name}",
+        plan=plan,
         unfinished=unfinished,
     )
-    _print_table(_console(), runs)
-    if unfinished:
-        print(f"\nnot finished: {', '.join(unfinished)}")
+    files = experiments.save_report(made, runs, Path(options.out or folder), plan)
+    console = _console()
+    if made.has_groups:
+        table = experiments.groups_table(made.study, is_short=True)
+        _print_plain(console, experiments.terminal_table(table, bold=console.is_terminal))
+    else:
+        _print_table(console, runs)
+    for line in [*made.findings, *made.notes]:
+        print(f"\n{printable(line)}")
     _print_files(files)
 
 
@@ -335,8 +345,11 @@ def _print_corpus(corpus: Corpus) -> None:
 
 
 def _print_table(console: "Console", runs: list[analysis.Run]) -> None:
-    """The table, without the spaces that rich fills its lines with where nobody watches."""
-    table = analysis.comparison_table(runs, bold=console.is_terminal)
+    _print_plain(console, analysis.comparison_table(runs, bold=console.is_terminal))
+
+
+def _print_plain(console: "Console", table: "Table") -> None:
+    """A table, without the spaces that rich fills its lines with where nobody watches."""
     if console.is_terminal:
         console.print(table)
         return
@@ -346,7 +359,10 @@ def _print_table(console: "Console", runs: list[analysis.Run]) -> None:
 
 
 def _print_files(files: list[Path]) -> None:
-    print("\nwrote " + "\n      ".join(str(path) for path in files))
+    folder = files[0].parent
+    # of what lies deeper, the folder
+    shown = [str(p) if p.parent == folder else f"{p.parent}/" for p in files]
+    print("\nwrote " + "\n      ".join(dict.fromkeys(shown)))
 
 
 def _console() -> "Console":

@@ -17,6 +17,13 @@ from resroute.experiments.rates import Rates as Rates
 from resroute.experiments.rates import best_rates as best_rates
 from resroute.experiments.rates import read_rates as read_rates
 from resroute.experiments.ray_engine import RayEngine as RayEngine
+from resroute.experiments.report import Report as Report
+from resroute.experiments.report import groups_table as groups_table
+from resroute.experiments.report import make_report as make_report
+from resroute.experiments.report import save_report as save_report
+from resroute.experiments.report import terminal_table as terminal_table
+from resroute.experiments.report import write_report as write_report
+from resroute.experiments.results import runs_of as runs_of
 from resroute.experiments.sample import prompt_ids as prompt_ids
 from resroute.experiments.sample import sample as sample
 from resroute.experiments.suites import SUITES as SUITES
@@ -43,6 +50,7 @@ __all__ = [
     "Plan",
     "Rates",
     "RayEngine",
+    "Report",
     "Suite",
     "SweepStopped",
     "Task",
@@ -50,14 +58,20 @@ __all__ = [
     "demo",
     "demo_configs",
     "fact_lines",
+    "groups_table",
+    "make_report",
     "make_suite",
     "plan_tasks",
     "prompt_ids",
     "read_plan",
     "read_rates",
+    "runs_of",
     "sample",
+    "save_report",
     "score_facts",
     "series_label",
     "states",
     "sweep",
+    "terminal_table",
+    "write_report",
 ]

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from resroute.analysis import Run, read_run, write_report
+from resroute.analysis import Run, read_run
 from resroute.data import Corpus
+from resroute.experiments.report import write_report
 from resroute.experiments.sample import sample
 from resroute.files import write_text
 from resroute.model import tiny
