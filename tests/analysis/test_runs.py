@@ -190,5 +190,14 @@ def test_runs_of_one_label_are_told_apart_by_their_options(make_run, tmp_path):
     assert sorted(labels) == ["PreNorm", "WAV (rho_max=1.0)", "WAV (rho_max=2.0)"]
 
 
+def test_runs_of_several_rates_are_told_apart_by_them(make_run, tmp_path):
+    for name, label, rate in (("a", "WAV", 0.1), ("b", "WAV", 0.2), ("c", "PreNorm", 0.3)):
+        path = make_run(name, label=label)
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, "learning_rate": rate}))
+    labels = run_labels(find_runs(tmp_path / "runs"))
+    assert sorted(labels) == ["PreNorm", "WAV (rate 0.1)", "WAV (rate 0.2)"]
+
+
 def test_a_seed_may_be_any(make_run):
     assert read_run(make_run("a", seed=2**63 - 1)).seed == 2**63 - 1

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -183,14 +183,14 @@ def run_labels(runs: list[Run]) -> list[str]:
     """The runs' labels, made to differ.
 
     By the corpus where there are several; by width and tokens where any two runs differ in them;
-    by the options in which methods of one label differ; by the name where nothing else does.
+    by the peak learning rate where a method has several at one depth; by the options in which methods of one label differ; by the name where nothing else does.
     """
     one_corpus = len({run.summary["corpus"] for run in runs}) < 2
     labels = [run.label if one_corpus else f"{run.label}, {run.summary['corpus']}" for run in runs]
-    notes = zip(labels, _sizes(runs), _options(runs, labels), strict=True)
+    notes = zip(labels, _sizes(runs), _options(runs, labels), _rates(runs, labels), strict=True)
     labels = [
-        f"{label} ({', '.join([*sizes, *options])})" if sizes or options else label
-        for label, sizes, options in notes
+        f"{label} ({', '.join(told)})" if (told := [*sizes, *options, *rates]) else label
+        for label, sizes, options, rates in notes
     ]
     keys = [(label, r.num_layers, r.seed) for label, r in zip(labels, runs, strict=True)]
     counts = Counter(keys)
@@ -210,6 +210,18 @@ def _sizes(runs: list[Run]) -> list[list[str]]:
         for note, run in zip(notes, runs, strict=True):
             note.append(f"{run.summary['tokens']:,} tokens")
     return notes
+
+
+def _rates(runs: list[Run], labels: list[str]) -> list[list[str]]:
+    """The peak learning rate of each run whose label and depth have several."""
+    found: dict[tuple[str, int], set[Any]] = defaultdict(set)
+    keys = [(label, run.num_layers) for label, run in zip(labels, runs, strict=True)]
+    for key, run in zip(keys, runs, strict=True):
+        found[key].add(run.config.get("learning_rate"))
+    return [
+        [_printable(f"rate {run.config.get('learning_rate')}")] if len(found[key]) > 1 else []
+        for key, run in zip(keys, runs, strict=True)
+    ]
 
 
 def _options(runs: list[Run], labels: list[str]) -> list[list[str]]:
