@@ -14,6 +14,7 @@ from resroute.config import UserError, to_dict
 from resroute.experiments import read_plan, sweep
 from resroute.experiments.cell import FAILED, Outcome, Task, outcome, start
 from resroute.experiments.engines import LocalEngine
+from resroute.experiments.results import read_results
 from resroute.experiments.study import Contrast
 from resroute.experiments.sweep import SweepStopped, plan_tasks, states
 
@@ -65,6 +66,28 @@ def test_what_is_finished_is_not_trained_again(make_paper, here, tmp_path):
     assert {p: p.stat().st_mtime_ns for p in before} == before
     assert read_plan(tmp_path).runs[:4] == tuple(first)
     assert len(read_plan(tmp_path).runs) == 8
+
+
+def test_cells_in_the_results_are_not_trained_again_without_their_folders(
+    make_paper, here, tmp_path
+):
+    small, results = make_paper(seeds=1, primary_seeds=1), tmp_path / "results"
+    first = sweep(small, tmp_path / "a", here)
+    # taken in afterwards
+    sweep(small, tmp_path / "a", here, results=results)
+    kept = {run.name: run for run in read_results(results)}
+    assert {name: run.summary["nats_per_character"] for name, run in kept.items()} == {
+        state.task.name: state.loss for state in first
+    }
+
+    found = sweep(make_paper(), tmp_path / "b", here, results=results)
+    assert len(here.trained) == len(set(here.trained)) == 8
+    assert [state.state for state in found] == ["finished"] * 8
+    assert [state.loss for state in found[:4]] == [state.loss for state in first]
+    # as they were, in the order of the plan
+    again = read_results(results)
+    assert [run.name for run in again] == list(read_plan(results).runs)
+    assert {run.name: run for run in again if run.name in kept} == kept
 
 
 def test_a_cell_whose_process_dies_is_tried_again_twice(make_paper, here, tmp_path):

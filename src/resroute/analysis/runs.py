@@ -183,7 +183,8 @@ def run_labels(runs: list[Run]) -> list[str]:
     """The runs' labels, made to differ.
 
     By the corpus where there are several; by width and tokens where any two runs differ in them;
-    by the peak learning rate where a method has several at one depth; by the options in which methods of one label differ; by the name where nothing else does.
+    by the peak learning rate where a method has several at one depth; by the options in which
+    methods of one label differ; by the name where nothing else does.
     """
     one_corpus = len({run.summary["corpus"] for run in runs}) < 2
     labels = [run.label if one_corpus else f"{run.label}, {run.summary['corpus']}" for run in runs]

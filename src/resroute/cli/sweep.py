@@ -33,8 +33,9 @@ def sweep(options: argparse.Namespace) -> None:
     engine, threads = _engine(options)
     estimator = Estimator(engine.jobs, threads)
     tasks = experiments.plan_tasks(suite, out)
+    results = None if options.results is None else Path(options.results)
     if options.dry_run:
-        states = experiments.states(tasks)
+        states = experiments.states(tasks, results)
         print("\n".join(_plan_lines(suite, states, estimator(states), out)))
         return
     until = math.inf if options.hours is None else time.monotonic() + 3600 * options.hours
@@ -48,7 +49,13 @@ def sweep(options: argparse.Namespace) -> None:
 
     with _Display(estimator) as display:
         states = experiments.sweep(
-            suite, out, engine, may_start=may_start, watch=display.watch, say=display.say
+            suite,
+            out,
+            engine,
+            results=results,
+            may_start=may_start,
+            watch=display.watch,
+            say=display.say,
         )
     Console(width=None if sys.stdout.isatty() else 100).print(_summary(states))
     failed = [state.task.name for state in states if state.state == "failed"]
@@ -61,8 +68,8 @@ def sweep(options: argparse.Namespace) -> None:
     waiting = sum(state.state == "waiting" for state in states)
     held = f", {waiting} wait: they need more --hours" if waiting else ""
     print(
-        f"\n{out}: {len(states) - waiting} cells finished{held}; `resroute report {out}` compares "
-        "them"
+        f"\n{out}: {len(states) - waiting} cells finished{held}; `resroute report "
+        f"{results or out}` compares them"
     )
 
 

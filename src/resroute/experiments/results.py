@@ -126,6 +126,19 @@ def write_results(runs: Sequence[Run], out: Path, plan: Plan | None = None) -> l
     return [out / RUNS_FILE, *written]
 
 
+def add_result(run: Run, out: Path, plan: Plan) -> None:
+    """Add a run to a folder of results, made if missing, in the order of the plan.
+
+    Raises:
+        UserError: As `write_results` and `read_results`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    known = read_results(out) if (out / RUNS_FILE).is_file() else []
+    runs = [run, *(other for other in known if other.name != run.name)]
+    place = {name: number for number, name in enumerate(plan.runs)}
+    write_results(sorted(runs, key=lambda r: (place.get(r.name, len(place)), r.name)), out, plan)
+
+
 def read_results(folder: Path) -> list[Run]:
     """Read what `write_results` has written: its runs in their order, as `condensed` has them.
 

@@ -6,15 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+from resroute.analysis import read_run
 from resroute.config import UserError
 from resroute.data import open_mixture
 from resroute.experiments.cell import FAILED, FINISHED, STOPPED, Outcome, Task
 from resroute.experiments.engines import Engine
 from resroute.experiments.plan import Plan, grown, read_plan, write_plan
+from resroute.experiments.results import RUNS_FILE, add_result, read_results
 from resroute.experiments.suites import Suite
 from resroute.files import read_json
 from resroute.training import Preempted
@@ -72,9 +74,18 @@ def plan_tasks(suite: Suite, out: Path) -> list[Task]:
     return tasks
 
 
-def states(tasks: Sequence[Task], failed: frozenset[str] = frozenset()) -> list[CellState]:
-    """How far each cell has come, read from its run folder."""
-    return [_state(task, "failed" if task.name in failed else "waiting") for task in tasks]
+def states(tasks: Sequence[Task], results: Path | None = None) -> list[CellState]:
+    """How far each cell has come, read from its run folder, or from a folder of results.
+
+    Raises:
+        UserError: A damaged file.
+    """
+    known = results is not None and (results / RUNS_FILE).is_file()
+    recorded = {run.name: run.summary for run in read_results(results)} if known and results else {}
+    return [
+        _finished(task, recorded[task.name]) if task.name in recorded else _state(task, "waiting")
+        for task in tasks
+    ]
 
 
 def sweep(
@@ -82,6 +93,7 @@ def sweep(
     out: Path,
     engine: Engine,
     *,
+    results: Path | None = None,
     may_start: Callable[[Task], bool] = lambda _: True,
     watch: Callable[[list[CellState]], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
@@ -96,6 +108,8 @@ def sweep(
         suite: The cells, and what is declared beforehand.
         out: The sweep's folder: a run folder a cell, `suite.json`, `logs/`.
         engine: Who runs them.
+        results: A folder to which each finished cell is added at once (see `write_results`); cells
+            that it already has are not trained again, also where their run folders are gone.
         may_start: Asked before each cell; one that may not is left waiting.
         watch: Told all states, about every second.
         say: Told a line where something happens.
@@ -104,7 +118,7 @@ def sweep(
         The states of all cells at the end.
 
     Raises:
-        UserError: The folder is in use by another sweep, belongs to another suite, or its primary
+        UserError: A folder is in use by another sweep, belongs to another suite, or its primary
             contrast is another.
         SweepStopped: SIGTERM or Ctrl-C; the running cells have saved.
     """
@@ -116,13 +130,16 @@ def sweep(
         runs=tuple(task.name for task in tasks),
     )
     plan = grown(read_plan(out), plan, out)
+    if results is not None:
+        plan = grown(read_plan(results), plan, results)
     with contextlib.ExitStack() as stack:
         out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(_locked(out))
         write_plan(out, plan)
         request = StopRequest()
         stack.enter_context(request.listening())
-        return _Sweep(tasks, out, engine, may_start, watch, say, request).run()
+        sweep_ = _Sweep(tasks, plan, out, engine, results, may_start, watch, say, request)
+        return sweep_.run()
 
 
 @contextlib.contextmanager
@@ -146,29 +163,37 @@ class _Sweep:
     def __init__(
         self,
         tasks: list[Task],
+        plan: Plan,
         out: Path,
         engine: Engine,
+        results: Path | None,
         may_start: Callable[[Task], bool],
         watch: Callable[[list[CellState]], None],
         say: Callable[[str], None],
         request: StopRequest,
     ) -> None:
         self.tasks = tasks
+        self.plan = plan
         self.out = out
         self.engine = engine
+        self.results = results
         self.may_start = may_start
         self.watch = watch
         self.say = say
         self.request = request
         self.failed: set[str] = set()
         self.tries: dict[str, int] = {}
-        self.states = {state.task.name: state for state in states(tasks)}
+        self.states = {state.task.name: state for state in states(tasks, results)}
         self.looked = 0.0
         # a log that is younger than this is that of a running cell
         self.ended = dict.fromkeys(self.states, time.time())
 
     def run(self) -> list[CellState]:
         left = [task for task in self.tasks if self.states[task.name].state != "finished"]
+        for state in self._all():
+            if state.state == "finished":
+                # of an earlier call without results
+                self._record(state.task)
         self._look()
         while left:
             again: list[Task] = []
@@ -180,11 +205,21 @@ class _Sweep:
                         raise self._stopped(self.request.signal)
                     if found is not None:
                         self.ended[found.name] = time.time()
+                        (task,) = (task for task in left if task.name == found.name)
                         if self._is_to_try_again(found):
-                            again += [task for task in left if task.name == found.name]
+                            again.append(task)
+                        elif found.code == FINISHED:
+                            self._record(task)
                     self._look(now=found is not None)
             left = again
         return self._all()
+
+    def _record(self, task: Task) -> None:
+        """Add a finished cell to the results; without its folder it is there already."""
+        folder = Path(str(task.config.out))
+        if self.results is not None and (folder / "summary.json").is_file():
+            run = dataclasses.replace(read_run(folder), name=task.name)
+            add_result(run, self.results, self.plan)
 
     def _is_to_try_again(self, found: Outcome) -> bool:
         if found.code == FINISHED:
@@ -220,23 +255,26 @@ class _Sweep:
         return [self.states[task.name] for task in self.tasks]
 
     def _stopped(self, number: int) -> SweepStopped:
-        finished = sum(state.state == "finished" for state in states(self.tasks))
+        finished = sum(s.state == "finished" for s in states(self.tasks, self.results))
         return SweepStopped(self.out, finished, len(self.tasks), number)
 
 
 def _state(task: Task, unfinished: Unfinished) -> CellState:
     folder = Path(str(task.config.out))
     if (folder / "summary.json").is_file():
-        summary = read_json(folder / "summary.json", "remove its folder")
-        return CellState(
-            task=task,
-            state="finished",
-            step=task.config.steps,
-            loss=summary.get("nats_per_character", summary.get("validation_loss")),
-            seconds=summary.get("seconds"),
-        )
+        return _finished(task, read_json(folder / "summary.json", "remove its folder"))
     step, loss = _progress(folder)
     return CellState(task=task, state=unfinished, step=step, loss=loss, seconds=None)
+
+
+def _finished(task: Task, summary: dict[str, Any]) -> CellState:
+    return CellState(
+        task=task,
+        state="finished",
+        step=task.config.steps,
+        loss=summary.get("nats_per_character", summary.get("validation_loss")),
+        seconds=summary.get("seconds"),
+    )
 
 
 def _progress(folder: Path) -> tuple[int, float | None]:
