@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -14,6 +15,31 @@ with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ImportErro
     if not torch.cuda.is_available():
         environment.setenv("TRITON_INTERPRET", "1")
         import triton  # noqa: F401
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """In tests as small as these a second thread has nothing to do but wait."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(former)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled_heap():
+    """Put what is there by now out of the garbage collector's sight.
+
+    Each run and each measurement of memory collects; with all modules and tests in sight that took
+    most of their time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    # what is left must be taken down in order
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -124,6 +150,20 @@ def make_config(cheap_corpus, tmp_path):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def train_words():
+    """Makes the command `resroute train`, without its name, of a run as those of `make_config`."""
+
+    def words(corpus, out):
+        return (
+            f"train --data {corpus} --out {out} --layers 2 --blocks 1 --context 48 --batch 4 "
+            "--device cpu --precision float32 --set model.dim=12 --set model.num_heads=2 "
+            "--set evaluation_windows=4 --set log_every=1 --set peak_flops=1e11"
+        ).split()
+
+    return words
 
 
 @pytest.fixture

@@ -356,7 +356,6 @@ RUN_DAMAGE = {
     "config.json": ["", "[]", "{}", '{"format_version": 1}', '{"format_version": 2}', "\ud800"],
     "summary.json": ["", "[]", "{}", '{"format_version": 1}'],
     "metrics.jsonl": ["x\n{}\n", "[]\n[]\n"],
-    "env.json": ["", "[]"],
 }
 
 
@@ -370,21 +369,16 @@ def test_half_written_or_damaged_run_folders(
     # a report takes no more from config.json than that it is an object
     if name in ("summary.json", "metrics.jsonl"):
         refused("report", "runs", says=f"runs/base/{name}")
-    if name in ("metrics.jsonl", "env.json"):
+    if name == "metrics.jsonl":
         (place / "runs/base/summary.json").unlink()
     refused(*train("--out", "runs/base", "--resume"), says=f"runs/base/{name}")
 
 
-# training reads these two without looking: metrics.py rewind, run.py add_session
-@pytest.mark.parametrize(
-    ("name", "text"), [("metrics.jsonl", '{"kind": "train"}\n{}\n'), ("env.json", "{}")]
-)
-def test_run_files_without_their_fields(
-    refused: Any, train: Any, place: Path, name: str, text: str
-) -> None:
+# training reads it without looking: metrics.py rewind
+def test_metrics_without_their_fields(refused: Any, train: Any, place: Path) -> None:
     (place / "runs/base/summary.json").unlink()
-    (place / "runs/base" / name).write_text(text)
-    refused(*train("--out", "runs/base", "--resume"), says=f"runs/base/{name}")
+    (place / "runs/base/metrics.jsonl").write_text('{"kind": "train"}\n{}\n')
+    refused(*train("--out", "runs/base", "--resume"), says="runs/base/metrics.jsonl")
 
 
 def test_report_refuses(refused: Any, place: Path) -> None:

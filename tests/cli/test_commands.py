@@ -14,7 +14,7 @@ from resroute.config import UserError
 from resroute.data.sources import corpus_of
 from resroute.training.trainer import Trainer
 
-from .conftest import TINY, tree
+from .conftest import TINY, Outcome, tree
 
 
 def text_file(folder: Path) -> Path:
@@ -274,27 +274,31 @@ def test_the_script_exits_as_main_returns(made: Path) -> None:
         pytest.skip("resroute is not installed as a script")
     environment = {**os.environ, "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1"}
 
-    def call(command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def start(command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             ["bash", "-c", f"set -o pipefail; {command}"],
             cwd=made, env={**environment, "R": str(script)},
-            capture_output=True, text=True, timeout=60, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    missing = call('"$R" sample nope')
-    assert (missing.returncode, missing.stdout) == (2, "")
-    assert (
-        missing.stderr == "resroute: nope does not exist; name a run folder of `resroute train`\n"
-    )
-    piped = call('"$R" sample runs/base --tokens 3000 | head -c 3')
-    assert (piped.returncode, len(piped.stdout), piped.stderr) == (0, 3, "")
-    closed = call('"$R" sample runs/base --tokens 2 >&-')
-    assert (closed.returncode, closed.stderr) == (0, "")
+    def ended(process: subprocess.Popen[str]) -> Outcome:
+        out, err = process.communicate(timeout=60)
+        return Outcome(process.returncode, out, err)
+
+    # two at a time: they mostly import
+    missing = start('"$R" sample nope')
+    piped = start('"$R" sample runs/base --tokens 500 | head -c 3')
+    said = "resroute: nope does not exist; name a run folder of `resroute train`\n"
+    assert ended(missing) == Outcome(2, "", said)
+    closed = start('"$R" sample runs/base --tokens 2 >&-')
+    found = ended(piped)
+    assert (found.code, len(found.out), found.err) == (0, 3, "")
     if Path("/dev/full").exists():
-        full = call('"$R" sample runs/base --tokens 2 --count 2 >/dev/full')
-        assert full.returncode == 2
-        assert "No space left on device" in full.stderr
-        assert len(full.stderr.splitlines()) == 1
+        full = ended(start('"$R" sample runs/base --tokens 2 --count 2 >/dev/full'))
+        assert full.code == 2
+        assert "No space left on device" in full.err
+        assert len(full.err.splitlines()) == 1
+    assert ended(closed) == Outcome(0, "", "")
 
 
 def test_main_reads_the_process_arguments(

@@ -1,12 +1,8 @@
-import bz2
 import gzip
 import io
 import json
-import lzma
 import random
-import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +15,11 @@ from resroute.data.documents import count_rows
 from resroute.data.tokenizer import END_OF_TEXT
 
 END = END_OF_TEXT.encode()
-TEXT = b"".join(b"Line %d of a story, and so on.\n" % i for i in range(10_000))
 
 
-def zipped(*members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+def zipped(*members: tuple[str, bytes]) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as archive:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members:
             archive.writestr(name, data)
     return file.getvalue()
@@ -33,24 +28,6 @@ def zipped(*members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> b
 def zstd(data: bytes) -> bytes:
     result: bytes = pytest.importorskip("zstandard").ZstdCompressor().compress(data)
     return result
-
-
-def tarred(data: bytes) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        info = tarfile.TarInfo("story.txt")
-        info.size = len(data)
-        archive.addfile(info, io.BytesIO(data))
-    return file.getvalue()
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "story.txt.gz": gzip.compress,
-    "story.txt.bz2": bz2.compress,
-    "story.txt.xz": lambda data: lzma.compress(data, preset=0),
-    "story.txt.zst": zstd,
-    "story.zip": lambda data: zipped(("story.txt", data)),
-}
 
 
 def write(folder: Path, name: str, data: bytes) -> Path:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,11 @@ def test_configurations_differ_in_the_method_alone(cheap_corpus, tmp_path):
 @pytest.fixture(scope="module")
 def result(cheap_corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    configs = demo_configs(cheap_corpus, out, num_layers=8, steps=2)
+    configs = [
+        # samples and evaluations are as long as the context
+        replace(config, model=replace(config.model, context=48), evaluation_windows=8)
+        for config in demo_configs(cheap_corpus, out, num_layers=8, steps=2)
+    ]
     runs, files = demo(cheap_corpus, out, configs)
     return out, configs, runs, files
 
@@ -56,9 +61,10 @@ def test_a_second_demo_reuses_all(result, cheap_corpus):
 
 
 def test_an_interrupted_demo_goes_on(cheap_corpus, tmp_path):
-    configs = demo_configs(cheap_corpus, tmp_path, num_layers=4, steps=3)[:1]
-    rr.train(configs[0], stop_at=1)
-    runs, _ = demo(cheap_corpus, tmp_path, configs)
+    (config, *_) = demo_configs(cheap_corpus, tmp_path, num_layers=4, steps=3)
+    config = replace(config, model=replace(config.model, context=48))
+    rr.train(config, stop_at=1)
+    runs, _ = demo(cheap_corpus, tmp_path, [config])
     assert len(runs) == 1
     sessions = json.loads((runs[0].path / "env.json").read_text())["sessions"]
     assert [session["after_step"] for session in sessions] == [0, 1]

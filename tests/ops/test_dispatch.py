@@ -1,6 +1,9 @@
 """The dispatcher takes the fastest backend that can serve, says so, never falls back silently."""
 
 import logging
+import subprocess
+import sys
+import threading
 
 import pytest
 import torch
@@ -280,26 +283,61 @@ def test_the_backend_that_was_chosen_is_the_one_that_runs(monkeypatch, backend):
     assert calls == ([] if backend == "reference" else [backend] * 11)
 
 
-@needs_compiler
-def test_a_lock_that_was_left_does_not_hang_a_run(monkeypatch, tmp_path, caplog):
-    from resroute.ops import native
+HOLDER = """
+import sys, time
+from filelock import FileLock
+lock = FileLock(sys.argv[1])
+lock.acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
 
-    lock = tmp_path / "lock"
-    native._wait_for(lock)
-    lock.touch()
-    monkeypatch.setattr(native, "_STALE_SECONDS", 0.3)
+
+@needs_compiler
+def test_a_build_that_was_killed_does_not_hold_up_the_next(monkeypatch, tmp_path, caplog):
+    source = tmp_path / "nothing.cpp"
+    source.write_text('extern "C" int nothing() { return 0; }\n')
+    monkeypatch.setattr(native, "_SOURCES", (source,))
+    folder = tmp_path / "nothing"
+    left = folder / "build-x1y2"
+    left.mkdir(parents=True)
+    # torch waits for ever for the end of a build that has such a file
+    for baton in (folder / "lock", left / "lock"):
+        baton.touch()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder / "build.lock")], stdout=subprocess.PIPE
+    )
+    assert holder.stdout.readline() == b"held\n"
+    killer = threading.Timer(0.2, holder.kill)
+    killer.start()
     with caplog.at_level(logging.WARNING, logger="resroute"):
-        native._wait_for(lock)
-    assert not lock.exists()
+        native._load_library(folder)
+    assert holder.wait() != 0
+    holder.stdout.close()
+    library = f"nothing{cpp_extension.LIB_EXT}"
+    assert sorted(path.name for path in folder.iterdir()) == ["build.lock", "lock", library]
     assert [record.message for record in caplog.records] == [
-        f"waiting for another process that compiles the kernels: {lock}"
+        f"waiting for another process that compiles the kernels: {folder}"
     ]
+    # what is there is not built again
+    monkeypatch.setattr(native, "_build", None)
+    native._load_library(folder)
+
+
+@needs_compiler
+def test_without_locks_each_process_builds_for_itself(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    built = []
+    monkeypatch.setattr(native, "_build", built.append)
+    native._load_library(tmp_path / "kernels")
+    assert built == [tmp_path / "kernels" / f"kernels{cpp_extension.LIB_EXT}"]
 
 
 @needs_compiler
 def test_a_compiler_with_options_is_found(monkeypatch):
-    from resroute.ops import native
-
     monkeypatch.setenv("CXX", "c++ -m64")
     native.available.cache_clear()
     assert native.available()

@@ -90,6 +90,32 @@ def test_a_row_that_is_not_finite_stays_alone(policy, backend, value):
     assert embedding.grad[others].isfinite().all()
 
 
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+@pytest.mark.parametrize("name", ["wav", "full"])
+def test_threads_share_the_rows_of_the_kernels(name, backend):
+    policy = CONFIGS[name].build(4, 64)
+    randomise(policy)
+    found = []
+    former = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            # rows enough for three chunks at every site
+            torch.set_num_threads(threads)
+            embedding = drawn(1600, 64).requires_grad_()
+            out = readout(policy, embedding, torch.nn.RMSNorm(64))
+            grads = torch.autograd.grad(out.sin().sum(), (embedding, *policy.parameters()))
+            found.append((out, *grads))
+    finally:
+        torch.set_num_threads(former)
+    one, three = found
+    assert torch.equal(one[0], three[0])
+    assert torch.equal(one[1], three[1])
+    # sums over rows are taken chunk by chunk
+    for a, b in zip(one[2:], three[2:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert any(not torch.equal(a, b) for a, b in zip(one[2:], three[2:], strict=True))
+
+
 @pytest.mark.parametrize("name", ["block", "full"])
 def test_gradients_hold_where_logits_are_large(name, backend):
     """Weights that are made again from a rounded log-sum-exp do not sum to one."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import resroute as rr
+from resroute import ops
 from resroute.cli import main
 from resroute.training.run import read_config
 
@@ -21,18 +22,14 @@ pytestmark = pytest.mark.slow
 class Command:
     """`resroute train` of a small model into a folder."""
 
-    def __init__(self, corpus, out):
+    def __init__(self, words, out):
         self.out = out
-        self.words = (
-            f"train --data {corpus} --out {out} --layers 2 --blocks 1 --context 48 --batch 4 "
-            "--device cpu --precision float32 --set model.dim=12 --set model.num_heads=2 "
-            "--set evaluation_windows=4 --set log_every=1 --set peak_flops=1e11"
-        ).split()
+        self.words = words
 
-    def start(self, *more):
+    def start(self, *more, **environment):
         return subprocess.Popen(
             [sys.executable, "-m", "resroute", *self.words, *more],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -47,8 +44,9 @@ class Command:
 
 
 @pytest.fixture
-def command(cheap_corpus, tmp_path):
-    return Command(cheap_corpus.path, tmp_path / "run")
+def command(cheap_corpus, train_words, tmp_path):
+    out = tmp_path / "run"
+    return Command(train_words(cheap_corpus.path, out), out)
 
 
 def ended(process):
@@ -92,10 +90,10 @@ def test_a_signal_saves_and_the_command_goes_on(command, runs, uninterrupted, nu
     runs.assert_same(uninterrupted(command.out), command.out)
 
 
-def test_a_signal_in_an_evaluation(command, runs, workers, uninterrupted, tmp_path):
+def test_a_signal_in_an_evaluation(command, train_words, runs, workers, uninterrupted, tmp_path):
     # an evaluation of 400 batches takes a second or more
     corpus = rr.prepare_storyworld(tmp_path / "tales", characters=200_000)
-    command = Command(corpus.path, command.out)
+    command.words = train_words(corpus.path, command.out)
     process = command.start(
         "--steps", "15", "--batch", "1", "--context", "16", "--set", "evaluation_windows=400",
         "--set", "evaluate_every=10",
@@ -113,6 +111,46 @@ def test_a_signal_in_an_evaluation(command, runs, workers, uninterrupted, tmp_pa
     config, _ = read_config(command.out)
     workers.values("train", config=config, resume=True)
     runs.assert_same(uninterrupted(command.out), command.out)
+
+
+COMPILER = """\
+#!/bin/sh
+case " $* " in
+  *" -c "*) touch "$0.started"; [ -e "$0.fails" ] && exit 1; exec sleep 100;;
+esac
+exec c++ "$@"
+"""
+
+
+@pytest.mark.skipif(not ops.native_available(), reason="no C++ compiler")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_the_kernels_are_built(command, tmp_path, number, code):
+    compiler, cache = tmp_path / "compiler", tmp_path / "cache"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    environment = {"CXX": str(compiler), "TORCH_EXTENSIONS_DIR": str(cache)}
+    process = command.start("--steps", "2", **environment)
+    deadline = time.monotonic() + 60
+    while not Path(f"{compiler}.started").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    compiling = "compiling the CPU kernels for depth routing, once: about a minute"
+    assert ended(process) == (
+        code, "",
+        [compiling, f"resroute: {command.out} was asked to stop before it began; --resume goes on"],
+    )  # fmt: skip
+    (folder,) = cache.iterdir()
+    assert [path.name for path in folder.iterdir()] == ["build.lock"]
+    # the next build begins at once, and a run does without one that fails
+    Path(f"{compiler}.fails").touch()
+    found, out, said = ended(command.start("--steps", "2", "--resume", **environment))
+    assert found == 0
+    assert said[0] == compiling
+    assert said[1].startswith("the CPU kernels could not be built (")
+    assert said[1].endswith("): depth routing runs in plain torch")
+    assert out.endswith(f"{command.out}\n")
 
 
 def test_a_folder_takes_one_run_at_a_time(command, workers, capsys):

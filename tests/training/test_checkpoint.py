@@ -109,6 +109,7 @@ def test_damaged_files_are_refused(run, newest, sign_checkpoint):
         (lambda s: s["config"].update(stepz=1), r"unknown field 'stepz' \(did you mean 'steps'"),
         (lambda s: s["config"]["model"].update(dim=13), "dim must be divisible by num_heads"),
         (lambda s: s["tokenizer"].update(type="bytes"), "tokenizer"),
+        (lambda s: s["tokenizer"]["symbols"].pop(), r"a vocabulary of \d+ for a model of \d+"),
         (lambda s: s.update(best_validation_loss="low"), "incomplete"),
         (lambda s: s.update(numerics=5), "incomplete"),
         (lambda s: s.update(layout="scattered"), "incomplete"),
@@ -139,6 +140,22 @@ def test_a_state_that_was_changed_is_refused(run, newest):
         file.truncate(2**26 + 1)
     with pytest.raises(ValueError, match="longer than any that was written"):
         rr.load(run)
+
+
+def test_another_vocabulary_of_equal_size_is_refused(make_config, sign_checkpoint):
+    config = make_config()
+    rr.train(config, stop_at=2)
+    newest = Path(config.out, "checkpoints/step_000002")
+    state = json.loads((newest / "state.json").read_text())
+    state["tokenizer"]["symbols"][:2] = reversed(state["tokenizer"]["symbols"][:2])
+    write_state(newest, state)
+    for read in (rr.load, lambda path: rr.train(config, resume=True)):
+        with pytest.raises(rr.UserError, match=r"state\.json: was changed after it was written"):
+            read(config.out)
+    # with a checksum that fits, the corpus tells
+    sign_checkpoint(newest)
+    with pytest.raises(rr.UserError, match=rf"{newest} has another vocabulary than {config.data}"):
+        rr.train(config, resume=True)
 
 
 def test_a_link_out_of_the_folder_is_not_followed(run, newest, tmp_path):

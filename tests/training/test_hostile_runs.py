@@ -1,8 +1,12 @@
-"""Run folders and checkpoints that were edited, moved or signed to deceive."""
+"""Run folders edited, moved or signed to deceive; calls and signals that come at a bad time."""
 
 import contextlib
 import json
+import os
 import signal
+import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,14 @@ import resroute as rr
 from resroute.training import checkpoint
 from resroute.training.device import _without_folders
 from resroute.training.metrics import MetricsFile, finite
+
+
+class Ear(rr.Listener):
+    def __init__(self):
+        self.said = []
+
+    def message(self, text):
+        self.said.append(text)
 
 
 @pytest.fixture
@@ -46,14 +58,9 @@ def test_a_state_that_cannot_be_is_refused(stopped, sign_checkpoint, fields):
         rr.load(newest)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-    said = []
-
-    class Ear(rr.Listener):
-        def message(self, text):
-            said.append(text)
-
-    rr.train(stopped, resume=True, listener=Ear())
-    assert f"resumed from {newest.with_name('step_000002')}" in said
+    ear = Ear()
+    rr.train(stopped, resume=True, listener=ear)
+    assert f"resumed from {newest.with_name('step_000002')}" in ear.said
 
 
 def test_a_checkpoint_under_another_name_is_passed_over(stopped):
@@ -146,6 +153,90 @@ def test_a_folder_that_is_named_by_a_dot(make_config, replaced, monkeypatch):
     rr.train(replaced(config, out="."), fresh=True)
     names = sorted(path.name for path in Path(config.out).parent.iterdir())
     assert names == ["run", "run.old-1"]
+
+
+def test_a_link_to_a_run_is_not_what_fresh_moves(stopped, replaced):
+    folder = Path(stopped.out)
+    link = folder.with_name("link")
+    link.symlink_to(folder.name)
+    linked = replaced(stopped, out=str(link))
+    with pytest.raises(rr.UserError) as caught:
+        rr.train(linked, fresh=True)
+    assert str(caught.value) == (
+        f"{link} is a link, which --fresh would not follow; give its folder with --out "
+        f"{folder.resolve()}"
+    )
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["link", "run"]
+    # going on writes into the folder behind it
+    rr.train(linked, resume=True)
+    assert link.is_symlink()
+    assert (folder / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"sessions": 5}'])
+def test_a_damaged_note_of_sessions_is_kept_and_begun_anew(stopped, text):
+    file = Path(stopped.out, "env.json")
+    file.write_text(text)
+    ear = Ear()
+    rr.train(stopped, resume=True, listener=ear)
+    kept = file.with_name("env.json.damaged-1")
+    assert f"{file}: damaged; kept as {kept}, begun anew" in ear.said
+    assert kept.read_text() == text
+    assert [s["after_step"] for s in json.loads(file.read_text())["sessions"]] == [4]
+
+
+def test_lost_metrics_are_noticed(stopped):
+    metrics = Path(stopped.out, "metrics.jsonl")
+    metrics.unlink()
+    ear = Ear()
+    rr.train(stopped, resume=True, listener=ear)
+    assert f"{metrics}: the lines up to step 4 are lost; the run goes on without them" in ear.said
+    # the loss of the weights in the checkpoint is found again
+    steps = {json.loads(line)["step"] for line in metrics.read_text().splitlines()}
+    assert steps == {4, 5, 6}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_build_of_kernels(make_config, monkeypatch, number):
+    def build(_):
+        os.kill(os.getpid(), number)
+        subprocess.run(["sleep", "60"], check=True)
+
+    config = make_config()
+    before = signal.getsignal(number)
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr("resroute.ops.prepare", build)
+        with pytest.raises(rr.Preempted) as caught:
+            rr.train(config)
+    assert time.monotonic() - began < 30
+    assert (caught.value.step, caught.value.signal) == (None, number)
+    assert str(caught.value) == f"{config.out} was asked to stop before it began"
+    assert signal.getsignal(number) is before
+    assert not Path(config.out).exists()
+    assert rr.train(config, resume=True)["validation_loss"] > 0
+
+
+def test_one_training_at_a_time_in_a_process(make_config):
+    refused = []
+
+    class Second(rr.Listener):
+        def advance(self, step):
+            if step == 3:
+                thread = threading.Thread(target=self.train)
+                thread.start()
+                thread.join()
+
+        def train(self):
+            with pytest.raises(rr.UserError) as caught:
+                rr.train(make_config(out="second"))
+            refused.append(str(caught.value))
+
+    first = rr.train(make_config(out="first"), listener=Second())
+    assert refused == [
+        "this process is training another model; wait for it, or train in another process"
+    ]
+    assert rr.train(make_config(out="second"))["validation_loss"] == first["validation_loss"]
 
 
 def test_commands_are_kept_without_folders():

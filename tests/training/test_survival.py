@@ -245,14 +245,14 @@ def test_a_checkpoint_without_its_state_is_kept_aside(make_config):
     ]  # fmt: skip
 
 
-def test_a_run_that_comes_between_is_noticed(make_config, monkeypatch):
+def test_a_run_that_comes_between_is_noticed(make_config, workers, monkeypatch):
     config = make_config()
     take = RunLock.take
 
     def late(lock, path):
         monkeypatch.setattr(RunLock, "take", take)
         # another process was faster, and is gone
-        rr.train(config, stop_at=2)
+        workers.values("train", config=config, stop_at=2)
         take(lock, path)
 
     monkeypatch.setattr(RunLock, "take", late)

@@ -24,14 +24,9 @@ _MOST_SECONDS = 150
 class Torchrun:
     """`torchrun -m resroute train` of a small model into a folder."""
 
-    def __init__(self, corpus, out):
+    def __init__(self, words, out):
         self.out = out
-        self.words = (
-            f"-m resroute train --data {corpus} --out {out} --layers 2 --blocks 1 --context 48 "
-            "--batch 4 --device cpu --precision float32 --set model.dim=12 "
-            "--set model.num_heads=2 --set evaluation_windows=4 --set log_every=1 "
-            "--set peak_flops=1e11"
-        ).split()
+        self.words = ["-m", "resroute", *words]
         self.started = []
 
     def start(self, launch, *more, within=(), **environment):
@@ -80,8 +75,9 @@ def lines(run):
 
 
 @pytest.fixture
-def torchrun(cheap_corpus, tmp_path):
-    command = Torchrun(cheap_corpus.path, tmp_path / "run")
+def torchrun(cheap_corpus, train_words, tmp_path):
+    out = tmp_path / "run"
+    command = Torchrun(train_words(cheap_corpus.path, out), out)
     yield command
     command.end()
 

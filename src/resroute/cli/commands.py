@@ -337,6 +337,11 @@ def _print_corpus(corpus: Corpus) -> None:
     changed = [f"{count:,} {what.replace('_', ' ')}" for what, count in cleaned.items() if count]
     if changed:
         print(f"  cleaned: {', '.join(changed)}")
+    if copies := corpus.meta.source.get("document_copies"):
+        what = "document is a copy" if copies == 1 else "documents are copies"
+        compared = corpus.meta.source.get("compared_documents")
+        extent = f" (of the first {compared:,})" if compared else ""
+        print(f"  {copies:,} {what} of an earlier one{extent}")
     if unknown := corpus.meta.source.get("unknown_characters"):
         what = (
             "spelled as bytes" if getattr(corpus.tokenizer, "unknown", "") == "byte" else "left out"

@@ -367,6 +367,9 @@ def _limited(path: Path, pieces: Iterator[bytes], limit: int) -> Iterator[bytes]
 def _in_blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
     held = bytearray()
     for piece in pieces:
+        if not held and len(piece) == BLOCK_BYTES:
+            yield piece
+            continue
         held += piece
         while len(held) >= BLOCK_BYTES:
             yield bytes(held[:BLOCK_BYTES])

@@ -71,7 +71,7 @@ def of_rows(
                     batch_size=_ROWS, row_groups=[group], columns=[column], use_threads=False
                 )
                 for batch in batches:
-                    for text in batch.column(0).to_pylist():
+                    for text in _values(batch.column(0), path, row):
                         row += 1
                         if start < row <= stop:
                             yield f"{path} row {row}", text or ""
@@ -136,6 +136,24 @@ def damaged(path: Path, kind: str, error: Exception) -> UserError:
         return UserError(f"{path}: cannot be read ({error.strerror})")
     reason = " ".join(str(error).split())[:120] or type(error).__name__
     return UserError(f"{path}: damaged or cut off ({kind}: {reason}); get the file again")
+
+
+def _values(column: Any, path: Path, before: int) -> list[str | None]:
+    """The texts of a column, after so many rows of the table."""
+    try:
+        values: list[str | None] = column.to_pylist()
+    except UnicodeDecodeError:
+        # a table may hold any bytes as text
+        values = []
+        for cell in column:
+            try:
+                values.append(cell.as_py())
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path} row {before + len(values) + 1}: not UTF-8 at byte {error.start}; "
+                    "mend or remove the row"
+                ) from None
+    return values
 
 
 def _document(line: bytes, where: str) -> str:

@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from resroute.config import UserError
+from resroute.data.copies import CopyCounter, Fragments, fragments
 from resroute.data.corpora import Split, SplitMeta, smallest_dtype, tokens_file
 from resroute.data.pool import ordered_map
+from resroute.data.starts import Separator, document_starts, starts_of_parts
 from resroute.data.subword import SubwordTokenizer, tokenizer_from_dict
-from resroute.data.text import Piece, Separator, document_starts
-from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Ids, Tokenizer
+from resroute.data.text import Piece
+from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Ids, Tokenizer, split_at_ends
 
 _EXTRA = len(END_OF_TEXT) - 1
 
@@ -37,6 +39,7 @@ class Encoded:
         bytes: Of UTF-8, an end of text counted as one.
         characters: Likewise.
         unknown: Characters that were left out or spelled as bytes.
+        documents: What counts their copies; None where nothing separates them.
     """
 
     ids: npt.NDArray[np.unsignedinteger[Any]]
@@ -46,6 +49,7 @@ class Encoded:
     bytes: int
     characters: int
     unknown: int
+    documents: Fragments | None
 
 
 class Encoder:
@@ -60,58 +64,60 @@ class Encoder:
         self.is_token = separator == "endoftext"
 
     def encode(self, piece: Piece, position: int) -> Encoded:
-        """Encode a piece that begins at a position of the text."""
+        """Encode a piece that begins at a position of the text, which counts for "none" alone."""
         before, text = piece
-        literals = text.count(END_OF_TEXT) if self.is_token else 0
-        length = len(text) - _EXTRA * literals
+        parts = split_at_ends(text) if self.is_token else [text]
+        extra = _EXTRA * (len(parts) - 1)
+        length = len(text) - extra
+        documents = None
         if self.separator == "none":
             local = [goal - position for goal in self.goals]
             places = np.array([p for p in local if 0 <= p < length], dtype=np.int64)
             starts = places
+        elif self.is_token:
+            places, numbers = starts_of_parts(before, parts)
+            starts = places - _EXTRA * numbers
+            whole = [parts[number].strip() for number in numbers[:-1].tolist()]
+            documents = fragments(text, places, whole)
         else:
-            places = document_starts(before, text, self.separator)
-            starts = places - _EXTRA * _literals_before(text, places) if literals else places
-        ids, start_tokens = self._tokens(text, places, starts, length)
-        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+            places = starts = document_starts(before, text, self.separator)
+            bounds = itertools.pairwise(places.tolist())
+            documents = fragments(text, places, [text[a:b].rstrip() for a, b in bounds])
+        ids, start_tokens = self._tokens(text, parts, places, starts, length)
+        num_bytes = (len(text) if text.isascii() else len(text.encode())) - extra
         unknown = 0
         characters = length
         if isinstance(self.tokenizer, CharTokenizer) and self.tokenizer.unknown != "error":
             unknown = self.tokenizer.unknown_in(text)
-        num_bytes -= _EXTRA * literals
         if unknown and len(ids) < length:
             # what is left out is not counted
             num_bytes = int(self.tokenizer.token_bytes[ids].sum())
             characters = int(self.tokenizer.token_characters[ids].sum())
-        return Encoded(
-            ids.astype(self.dtype), starts, start_tokens, length, num_bytes, characters, unknown
-        )
+        ids = ids.astype(self.dtype, copy=False)
+        return Encoded(ids, starts, start_tokens, length, num_bytes, characters, unknown, documents)
 
     def _tokens(
-        self, text: str, places: Ids, starts: Ids, length: int
+        self, text: str, parts: list[str], places: Ids, starts: Ids, length: int
     ) -> tuple[npt.NDArray[Any], Ids]:
         """Ids of a piece, and where among them the documents start."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, CharTokenizer):
-            ids = tokenizer.encode(text)
+            has_end = tokenizer.end_of_text is not None
+            if has_end != self.is_token:
+                # a given vocabulary has its own mind about the literal
+                parts = split_at_ends(text) if has_end else [text]
+            ids = tokenizer.encode_parts(parts)
             if len(ids) == length:
                 return ids, starts
         cuts = [0, *places.tolist(), len(text)]
-        parts = [text[first:last] for first, last in itertools.pairwise(cuts)]
+        documents = [text[first:last] for first, last in itertools.pairwise(cuts)]
         rows: list[Any]
         if isinstance(tokenizer, SubwordTokenizer):
-            rows = tokenizer.encode_all(parts)
+            rows = tokenizer.encode_all(documents)
         else:
-            rows = [tokenizer.encode(part) for part in parts]
+            rows = [tokenizer.encode(one) for one in documents]
         ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
         return np.concatenate([np.asarray(row, dtype=np.int64) for row in rows]), ends[:-1]
-
-
-def _literals_before(text: str, places: Ids) -> Ids:
-    found, first = [], text.find(END_OF_TEXT)
-    while first >= 0:
-        found.append(first)
-        first = text.find(END_OF_TEXT, first + 1)
-    return np.searchsorted(np.array(found, dtype=np.int64), places)
 
 
 _ENCODER: list[Encoder] = []
@@ -142,14 +148,13 @@ def encoded(
         goals: Positions from which on the next split begins.
         processes: See `ordered_map`.
     """
-    is_token = separator == "endoftext"
 
     def placed() -> Iterator[tuple[Piece, int]]:
         position = 0
         for piece in pieces:
             yield piece, position
-            text = piece[1]
-            position += len(text) - (_EXTRA * text.count(END_OF_TEXT) if is_token else 0)
+            # too far where literals are tokens, but then it is not asked for
+            position += len(piece[1])
 
     return ordered_map(
         _encode,
@@ -213,6 +218,7 @@ def write_splits(
     goals: Sequence[int],
     *,
     has_documents: bool,
+    copies: CopyCounter,
 ) -> tuple[int, int]:
     """Write a text into splits, each cut at the first start of a document past its goal.
 
@@ -221,6 +227,7 @@ def write_splits(
         writers: Of the splits in the order in which they lie in the text.
         goals: One less than there are writers.
         has_documents: Whether each split must begin with one; else it is cut at its goal.
+        copies: Is given the documents.
 
     Returns:
         How many splits have text, and how many characters were unknown.
@@ -231,6 +238,8 @@ def write_splits(
         size = (piece.bytes, piece.characters)
         done = 0
         unknown += piece.unknown
+        if piece.documents is not None:
+            copies.add(piece.documents)
         while current < len(goals):
             # a split has at least one document
             first = int(has_documents and not writers[current].documents)

@@ -28,6 +28,9 @@ from resroute.data.text import (
 from resroute.data.tokenizer import Tokenizer
 from resroute.files import write_json
 
+# fields of a source that are found while the corpus is made
+_RESULTS = ("unknown_characters", "document_copies", "compared_documents")
+
 
 def write_meta(
     folder: Path,
@@ -67,7 +70,7 @@ def require_equal(corpus: Corpus, source: dict[str, Any]) -> Corpus:
     """`corpus` where it was made from the same content in the same way, else UserError."""
     # the same bytes under another name are the same corpus, and results are no part of the way
     old, new = (
-        {**item, "file": "", "unknown_characters": 0} for item in (corpus.meta.source, source)
+        {**item, "file": "", **dict.fromkeys(_RESULTS)} for item in (corpus.meta.source, source)
     )
     for item in (old, new):
         item["cleaned"] = {k: v for k, v in item.get("cleaned", {}).items() if v}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from resroute import config
 from resroute.config import UserError
 from resroute.data.containers import ByteSource, joined, open_text
+from resroute.data.copies import MAX_DOCUMENTS, CopyCounter
 from resroute.data.corpora import (
     SPLITS,
     Corpus,
@@ -19,7 +20,7 @@ from resroute.data.corpora import (
 )
 from resroute.data.encode import SplitWriter, encoded, require_room, write_splits
 from resroute.data.folders import existing_corpus, require_equal, write_meta
-from resroute.data.pool import available_cores
+from resroute.data.pool import ProcessKilledError, available_cores
 from resroute.data.published import PublishedFiles
 from resroute.data.subword import SubwordTokenizer
 from resroute.data.text import (
@@ -204,9 +205,8 @@ class _Task:
         reader = self.reader(self.open(), self._report(source, passes - 1, passes))
         # another process may make the same corpus meanwhile: its own is kept
         with contextlib.suppress(FileExistsError), new_folder(out) as folder:
-            splits, unknown = _write(reader, tokenizer, survey, goals, folder, processes)
-            if unknown:
-                provenance["unknown_characters"] = unknown
+            splits, results = _write(reader, tokenizer, survey, goals, folder, processes)
+            provenance |= results
             write_meta(folder, out.resolve().name, provenance, survey.separator, tokenizer, splits)
         return require_equal(open_corpus(out), provenance)
 
@@ -298,17 +298,20 @@ def _write(
     goals: list[int],
     folder: Path,
     processes: int,
-) -> tuple[dict[Split, SplitMeta], int]:
-    """Write the splits of a surveyed text."""
+) -> tuple[dict[Split, SplitMeta], dict[str, int]]:
+    """Write the splits of a surveyed text; also what `meta.source` says of the results."""
     source = reader.path
+    copies = CopyCounter(has_literals=survey.separator == "endoftext")
     changed = UserError(f"{source}: changed while it was read; try again")
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(SplitWriter(folder, split, tokenizer)) for split in SPLITS]
         pieces = encoded(pieces_of(reader), tokenizer, survey.separator, goals, processes=processes)
         try:
             filled, unknown = write_splits(
-                pieces, writers, goals, has_documents=survey.separator != "none"
+                pieces, writers, goals, has_documents=survey.separator != "none", copies=copies
             )
+        except ProcessKilledError:
+            raise
         except UserError:
             # the first pass saw every character
             raise changed from None
@@ -321,4 +324,8 @@ def _write(
             raise UserError(f"{source}: nothing is left for {split}; add text")
     if survey.separator == "none":
         splits = {split: dataclasses.replace(found, documents=1) for split, found in splits.items()}
-    return splits, unknown
+    results = {"unknown_characters": unknown, "document_copies": copies.finish()}
+    documents = sum(found.documents for found in splits.values())
+    if results["document_copies"] and documents > MAX_DOCUMENTS:
+        results["compared_documents"] = MAX_DOCUMENTS
+    return splits, {name: count for name, count in results.items() if count}

@@ -1,4 +1,4 @@
-"""Reading a user's text file in blocks of a fixed size, and finding its documents.
+"""Reading a user's text file in blocks of a fixed size.
 
 Memory does not grow with the file: a file of 10 GB is read as one of 10 kB is.
 """
@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +20,22 @@ from resroute.data import containers
 from resroute.data.containers import ByteSource, open_text
 from resroute.data.documents import import_extra
 from resroute.data.pool import ordered_map
-from resroute.data.tokenizer import END_OF_TEXT, code_points
-
-Separator = Literal["auto", "endoftext", "blank-line", "none"]
+from resroute.data.starts import Separator as Separator
+from resroute.data.starts import document_starts as document_starts
+from resroute.data.starts import tail_of as tail_of
+from resroute.data.tokenizer import END_OF_TEXT, code_points, split_at_ends
 
 Piece = tuple[str, str]
 """The end of what comes before, and a block of text."""
 
 _HEAD_BYTES = 1 << 16
+_LINE_CHARACTERS = 1 << 20
 _NUM_CODE_POINTS = 0x110000
-_TAIL = 64
-_SEPARATORS = {
-    "endoftext": re.compile(re.escape(END_OF_TEXT) + r"\s*"),
-    "blank-line": re.compile(r"\n\s*\n\s*"),
-}
+_SAMPLE_BYTES = 1 << 12
+_ASCII = frozenset(range(128))
+# a closing quotation mark whose last byte, 9D, is nothing in Windows-1252
+_LOST_BYTE = re.compile("â€(?![^\x00-\x7f])")
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 # control bytes that text does not hold; tab, line ends, form feed and escape are left out
 _CONTROL = bytes({*range(32), 127} - {9, 10, 11, 12, 13, 27})
 
@@ -81,7 +82,8 @@ class TextReader:
         source: A file, packed or not (`open_text`), or what it has opened.
         clean: Drop a byte-order mark and NUL bytes and turn CRLF and CR into LF; otherwise a file
             that has any of these is refused.
-        repair: Mend UTF-8 that was read as Windows-1252 or Latin-1 (`â€™`), by ftfy, line by line.
+        repair: Mend UTF-8 that was read as Windows-1252 or Latin-1 (`â€™`), by ftfy, line by line;
+            lines of over a million characters in parts.
         progress: Called with how far the file on disk is read, in bytes, after each block.
 
     Raises:
@@ -105,7 +107,6 @@ class TextReader:
         self._clean = clean
         self._progress = progress
         self._hash = hashlib.sha256()
-        self._lines = 0
 
     @property
     def path(self) -> Path:
@@ -135,6 +136,11 @@ class TextReader:
         for text in self._with_clean_line_ends():
             *lines, held = (held + text).split("\n")
             yield "".join(f"{self._mended(line)}\n" for line in lines)
+            if len(held) > _LINE_CHARACTERS:
+                # memory has no room for lines of any length
+                place = held.rfind(" ") + 1 or len(held)
+                yield self._mended(held[:place])
+                held = held[place:]
         yield self._mended(held)
 
     def _mended(self, line: str) -> str:
@@ -157,18 +163,27 @@ class TextReader:
     def _line_ends(self, text: str) -> str:
         first = text.find("\r")
         if first < 0:
-            self._lines += text.count("\n")
             return text
         if not self._clean:
-            line = self._lines + text.count("\n", 0, first) + 1
             kind = "CRLF" if text.startswith("\r\n", first) else "CR"
             raise UserError(
-                f"{self._path}: line {line} ends in {kind}; --clean turns CRLF and CR into LF"
+                f"{self._path}: line {self._first_cr_line()} ends in {kind}; "
+                "--clean turns CRLF and CR into LF"
             )
         crlf = text.count("\r\n")
         self.cleaned.crlf_line_ends += crlf
         self.cleaned.cr_line_ends += text.count("\r") - crlf
         return text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def _first_cr_line(self) -> int:
+        # counted when it is needed: to count every line end takes longer than to read
+        line = 1
+        for block in self._source:
+            place = block.find(b"\r")
+            line += block.count(b"\n", 0, None if place < 0 else place)
+            if place >= 0:
+                break
+        return line
 
     def _characters(self) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
@@ -188,8 +203,10 @@ class TextReader:
                     )
                 self.cleaned.byte_order_marks = 1
                 text = text[1:]
-            self.cleaned.nul_bytes += text.count("\0")
-            yield text.replace("\0", "")
+            if "\0" in text:
+                self.cleaned.nul_bytes += text.count("\0")
+                text = text.replace("\0", "")
+            yield text
             if self._progress:
                 self._progress(self._source.done)
 
@@ -227,6 +244,11 @@ class TextReader:
 
     def _not_utf8(self, error: UnicodeDecodeError, start: int) -> UserError:
         offset = start + error.start
+        if _SURROGATE.match(error.object, error.start):
+            return UserError(
+                f"{self._path}: not UTF-8 at byte {offset}: half of a character (a surrogate), as "
+                "CESU-8 has it\nconvert it by what wrote it, or remove what is there"
+            )
         if error.reason == "unexpected end of data":
             return UserError(
                 f"{self._path}: ends in the middle of a UTF-8 character\n"
@@ -241,42 +263,6 @@ class TextReader:
         return f"convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(str(self._path))} > utf8.txt"
 
 
-def document_starts(before: str, text: str, separator: Separator) -> npt.NDArray[np.int64]:
-    """Where documents start in a piece of a text: each first character that is not white space
-    after a separator, and the first of all. White space around a separator so stays with the
-    document before it, and none is lost.
-
-    Args:
-        before: `tail_of` what comes before the piece.
-        text: The piece; neither ends inside an `<|endoftext|>` literal.
-        separator: "endoftext", or "blank-line": two line ends with at most white space between.
-    """
-    whole = before + text
-    ends = [found.end() for found in _SEPARATORS[separator].finditer(whole)]
-    if not before.strip():
-        # the first document; where the text opens with separators, these have found it
-        first = len(whole) - len(whole.lstrip())
-        if not ends or first < ends[0]:
-            ends.insert(0, first)
-    places = np.array(ends, dtype=np.int64)
-    places = places[(places >= len(before)) & (places < len(whole))]
-    if separator == "endoftext" and len(places):
-        # a literal after a literal starts no document
-        places = places[[not whole.startswith(END_OF_TEXT, int(place)) for place in places]]
-    return places - len(before)
-
-
-def tail_of(before: str, text: str) -> str:
-    """What `document_starts` needs of the end of `before + text`."""
-    short = text[-_TAIL:]
-    if short.strip():
-        return short
-    whole = before + text
-    kept = whole.rstrip()
-    # of white space, however long, only the line ends count, and of them two
-    return kept[-_TAIL:] + "\n" * min(2, whole.count("\n", len(kept)))
-
-
 def repairer() -> Callable[[str], str]:
     """What mends wrongly decoded text.
 
@@ -284,7 +270,8 @@ def repairer() -> Callable[[str], str]:
         UserError: ftfy is not installed.
     """
     fix: Callable[[str], str] = import_extra("ftfy", "mending text").fix_encoding
-    return fix
+    # without the byte ftfy takes a space that follows for part of a dagger
+    return lambda text: fix(_LOST_BYTE.sub("â€\x9d", text))
 
 
 def survey_text(
@@ -342,7 +329,7 @@ class _PieceSurvey:
     characters: int
     literals: int
     paragraphs: int
-    codes: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.uint32]
 
 
 def pieces_of(reader: TextReader) -> Iterator[Piece]:
@@ -366,17 +353,19 @@ def pieces_of(reader: TextReader) -> Iterator[Piece]:
 
 def _survey_piece(piece: Piece) -> _PieceSurvey:
     before, text = piece
-    literals = text.count(END_OF_TEXT)
-    paragraphs = len(document_starts(before, text, "blank-line"))
-    alone = text.replace(END_OF_TEXT, "") if literals else text
-    if alone.isascii():
-        counts = np.bincount(np.frombuffer(alone.encode("ascii"), dtype=np.uint8), minlength=1)
-        codes = np.flatnonzero(counts)
-    else:
-        is_used = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
-        is_used[code_points(alone)] = True
-        codes = np.flatnonzero(is_used)
-    return _PieceSurvey(len(text), literals, paragraphs, codes)
+    parts = split_at_ends(text)
+    # what matters is whether the text has more than one
+    paragraphs = len(document_starts(before, text, "blank-line", most=2))
+    return _PieceSurvey(len(text), len(parts) - 1, paragraphs, _codes_in("".join(parts)))
+
+
+def _codes_in(text: str) -> npt.NDArray[np.uint32]:
+    """Code points that occur in `text`."""
+    data = text.encode("utf-8")
+    # the characters at its beginning are most of its characters
+    common = bytes(_ASCII.intersection(data[:_SAMPLE_BYTES]))
+    others = data.translate(None, delete=common).decode("utf-8")
+    return np.concatenate([code_points(common.decode("ascii")), np.unique(code_points(others))])
 
 
 def _check_content(path: Path, size: int, alphabet: str) -> None:

@@ -1,7 +1,7 @@
 """What turns text into token ids and back: the protocol, and characters as tokens."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
 
@@ -14,6 +14,7 @@ from resroute.config import UserError
 END_OF_TEXT = "<|endoftext|>"
 
 Ids = npt.NDArray[np.int64]
+NarrowIds = npt.NDArray[np.unsignedinteger[Any]]
 
 Unknown = Literal["error", "skip", "byte"]
 """What becomes of characters outside the vocabulary: they are refused, left out, or spelled as the
@@ -64,6 +65,12 @@ class Tokenizer(Protocol):
 def code_points(text: str) -> npt.NDArray[np.uint32]:
     """Unicode code points of `text`, (characters,), lone surrogates included."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+def split_at_ends(text: str) -> list[str]:
+    """Parts of `text` between its `<|endoftext|>` literals; one part where it has none."""
+    # to look for one character takes a tenth of the time
+    return text.split(END_OF_TEXT) if END_OF_TEXT[0] in text else [text]
 
 
 def whole_ids(ids: Iterable[int], vocab_size: int) -> list[int]:
@@ -160,15 +167,33 @@ class CharTokenizer:
             UserError: Characters outside the vocabulary, where they are an error; lone surrogates,
                 where they should be bytes.
         """
-        if self.end_of_text is None or END_OF_TEXT not in text:
-            return self._look_up(text, text)
-        pieces = text.split(END_OF_TEXT)
+        parts = [text] if self.end_of_text is None else split_at_ends(text)
+        return self.encode_parts(parts).astype(np.int64)
+
+    def encode_parts(self, parts: Sequence[str]) -> NarrowIds:
+        """Ids of texts with an end of text between each two, (tokens,), of an unsigned type.
+
+        Args:
+            parts: The texts; more than one only where the vocabulary has the end of text.
+
+        Raises:
+            UserError: See `encode`.
+        """
+        # some character stands for each end of text until the ids are there
+        characters = "\0".join(parts)
+        ids = self._codes_to_ids(characters)
+        if len(parts) > 1:
+            assert self.end_of_text is not None
+            ids[np.cumsum([len(part) + 1 for part in parts[:-1]]) - 1] = self.end_of_text
+        is_unknown = ids == self.vocab_size
+        if not is_unknown.any():
+            return ids
         if self.unknown == "error":
-            places = np.cumsum([len(piece) for piece in pieces[:-1]])
-            return np.insert(self._look_up("".join(pieces), text), places, self.end_of_text)
-        rows = [self._look_up(piece, text) for piece in pieces]
-        places = np.cumsum([len(row) for row in rows[:-1]])
-        return np.insert(np.concatenate(rows), places, self.end_of_text)
+            raise self._refusal(END_OF_TEXT.join(parts))
+        if self.unknown == "skip":
+            known: NarrowIds = ids[~is_unknown]
+            return known
+        return self._with_bytes(characters, ids, np.flatnonzero(is_unknown))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`: whole numbers in an iterable, an array or a tensor, (tokens,).
@@ -187,7 +212,7 @@ class CharTokenizer:
     def unknown_in(self, text: str) -> int:
         """How many characters of `text` are outside the vocabulary."""
         alone = text if self.end_of_text is None else text.replace(END_OF_TEXT, "")
-        return int((self._codes_to_ids(alone) < 0).sum())
+        return int((self._codes_to_ids(alone) == self.vocab_size).sum())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values from which `from_dict` builds an equal tokenizer."""
@@ -219,31 +244,31 @@ class CharTokenizer:
         return [*spelled, END_OF_TEXT.encode()]
 
     @cached_property
-    def _table(self) -> npt.NDArray[np.int32]:
+    def _table(self) -> NarrowIds:
+        """Ids by code point; the size of the vocabulary is the id of what is outside it."""
         codes = [ord(character) for character in self.characters]
         # the entry past the highest code answers for every code above it
-        table = np.full(max(*codes, 127) + 2, -1, dtype=np.int32)
+        dtype = np.min_scalar_type(self.vocab_size)
+        table = np.full(max(*codes, 255) + 2, self.vocab_size, dtype=dtype)
         table[codes] = np.arange(len(codes))
         return table
 
-    def _codes_to_ids(self, text: str) -> npt.NDArray[np.int32]:
-        if text.isascii():
+    @cached_property
+    def _byte_table(self) -> bytes:
+        return self._table[:256].tobytes()
+
+    def _codes_to_ids(self, text: str) -> NarrowIds:
+        if not text.isascii():
+            return self._table.take(code_points(text), mode="clip")
+        if self._table.itemsize > 1:
             return self._table.take(np.frombuffer(text.encode("ascii"), dtype=np.uint8))
-        return self._table.take(code_points(text), mode="clip")
+        # half the time of numpy's look-up; an array over a bytearray can be written to
+        ids = bytearray(text, "ascii").translate(self._byte_table)
+        return np.frombuffer(ids, dtype=np.uint8)
 
-    def _look_up(self, characters: str, text: str) -> Ids:
-        """Ids of `characters`, which are `text` without its end-of-text literals."""
-        ids = self._codes_to_ids(characters)
-        if not ids.size or ids.min() >= 0:
-            return ids.astype(np.int64)
-        if self.unknown == "error":
-            raise self._refusal(text)
-        if self.unknown == "skip":
-            return ids[ids >= 0].astype(np.int64)
-        return self._with_bytes(characters, ids)
-
-    def _with_bytes(self, characters: str, ids: npt.NDArray[np.int32]) -> Ids:
-        first, places = len(self.characters), np.flatnonzero(ids < 0)
+    def _with_bytes(self, characters: str, ids: NarrowIds, places: Ids) -> NarrowIds:
+        """`ids` with those at `places`, which are unknown, spelled as bytes."""
+        first = len(self.characters)
         rows: list[npt.NDArray[Any]] = []
         last = 0
         for place in places.tolist():
@@ -255,14 +280,14 @@ class CharTokenizer:
                 ) from None
             rows += [ids[last:place], np.frombuffer(spelled, dtype=np.uint8) + np.int64(first)]
             last = place + 1
-        return np.concatenate([*rows, ids[last:]]).astype(np.int64)
+        return np.concatenate([*rows, ids[last:]]).astype(ids.dtype)
 
     def _refusal(self, text: str) -> UserError:
         searched = text
         if self.end_of_text is not None:
             # known characters in place of each literal keep the places
             searched = text.replace(END_OF_TEXT, self.symbols[0] * len(END_OF_TEXT))
-        places = np.flatnonzero(self._codes_to_ids(searched) < 0).tolist()
+        places = np.flatnonzero(self._codes_to_ids(searched) == self.vocab_size).tolist()
         unknown = list(dict.fromkeys(text[place] for place in places))
         line = text.count("\n", 0, places[0]) + 1
         column = places[0] - text.rfind("\n", 0, places[0])

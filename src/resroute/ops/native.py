@@ -11,20 +11,23 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 
+from resroute.config import UserError
+from resroute.files import write_bytes
 from resroute.ops.registry import Operators, register_fakes, registered
 
 _SOURCES = tuple(Path(__file__).with_name(f"native_{part}.cpp") for part in ("site", "block"))
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("native*.h")))
 
-# a build takes about a minute at most; an older lock was left by a process that died
-_STALE_SECONDS = 180.0
+_BUILD = "build-"
 
 _logger = logging.getLogger("resroute")
 
@@ -42,12 +45,8 @@ def is_built() -> bool:
     """Whether `load` finds the kernels compiled: by this compiler, for this processor and torch."""
     if not available():
         return False
-    # heavy
-    from torch.utils import cpp_extension
-
-    folder = _folder()
     try:
-        return (folder / (folder.name + cpp_extension.LIB_EXT)).is_file()
+        return _library(_folder()).is_file()
     except OSError:
         return False
 
@@ -68,33 +67,73 @@ def load() -> Operators:
 
 @functools.cache
 def _load() -> Operators:
-    # heavy, and needed here alone
-    from torch.utils import cpp_extension
-
-    flags, folder = _flags(_compiler()), _folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _wait_for(folder / "lock")
-        library = folder / (folder.name + cpp_extension.LIB_EXT)
-        if library.is_file():
-            # the folder's name tells the sources: there is nothing to build
-            torch.ops.load_library(library)
-            register_fakes("native", _Layout())
-            return registered("native")
-        _put_ninja_on_path()
-        cpp_extension.load(
-            name=folder.name,
-            sources=[str(path) for path in _SOURCES],
-            extra_cflags=list(flags),
-            extra_ldflags=["-fopenmp"] if "-fopenmp" in flags and _is_clang(_compiler()) else [],
-            build_directory=str(folder),
-            is_python_module=False,
-            verbose=False,
-        )
-    except (OSError, ImportError, subprocess.SubprocessError) as error:
+        _load_library(_folder())
+    except (OSError, ImportError, UserError, subprocess.SubprocessError) as error:
         raise RuntimeError(f"the native kernels could not be loaded: {error}") from error
     register_fakes("native", _Layout())
     return registered("native")
+
+
+def _load_library(folder: Path) -> None:
+    library = _library(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # the folder's name tells the sources: what is there needs no build
+    if not library.is_file():
+        with _alone(folder):
+            # another process may have built it meanwhile
+            if not library.is_file():
+                _build(library)
+                return
+    torch.ops.load_library(library)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Be the one process that builds; the system lets the next one in however this one ends."""
+    lock = FileLock(folder / "build.lock")
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _logger.warning("waiting for another process that compiles the kernels: %s", folder)
+            lock.acquire()
+    except NotImplementedError:
+        # no locks on this file system: several builds do no harm, since each has its own folder
+        yield
+        return
+    try:
+        # of builds that were killed
+        for left in folder.glob(f"{_BUILD}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        lock.release()
+
+
+def _build(library: Path) -> None:
+    """Compile in a folder of this build alone, and load; the library comes to its place whole."""
+    # heavy, and needed here alone
+    from torch.utils import cpp_extension
+
+    compiler = _compiler()
+    flags = _flags(compiler)
+    _put_ninja_on_path()
+    with tempfile.TemporaryDirectory(
+        prefix=_BUILD, dir=library.parent, ignore_cleanup_errors=True
+    ) as folder:
+        cpp_extension.load(
+            name=library.parent.name,
+            sources=[str(path) for path in _SOURCES],
+            extra_cflags=list(flags),
+            extra_ldflags=["-fopenmp"] if "-fopenmp" in flags and _is_clang(compiler) else [],
+            build_directory=folder,
+            is_python_module=False,
+            verbose=False,
+        )
+        # torch numbers what one process builds twice
+        (built,) = Path(folder).glob(f"*{cpp_extension.LIB_EXT}")
+        write_bytes(library, built.read_bytes())
 
 
 class _Layout:
@@ -106,6 +145,13 @@ class _Layout:
     def block_saved(self, rows: Sequence[int], queries: int, sources: int) -> Sequence[int]:
         # one vector more, so that the last row can be read whole
         return (math.prod(rows) * sources * queries + 16,)
+
+
+def _library(folder: Path) -> Path:
+    # heavy
+    from torch.utils import cpp_extension
+
+    return folder / (folder.name + cpp_extension.LIB_EXT)
 
 
 def _folder() -> Path:
@@ -166,17 +212,3 @@ def _fingerprint(flags: Sequence[str]) -> str:
     sources = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
     parts = (platform.machine(), cpu, torch.__version__, sys.version, *flags, *sources)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-def _wait_for(lock: Path) -> None:
-    """Wait while another process builds; torch would wait for ever for one that was killed."""
-    said = False
-    try:
-        while time.time() - lock.stat().st_mtime < _STALE_SECONDS:
-            if not said:
-                _logger.warning("waiting for another process that compiles the kernels: %s", lock)
-            said = True
-            time.sleep(0.2)
-        lock.unlink()
-    except FileNotFoundError:
-        pass

@@ -193,7 +193,7 @@ def note_evaluation(path: Path, loss: float, best_loss: float | None) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Give a damaged checkpoint a name that is not looked for; returns it."""
+    """Give a damaged checkpoint or file a name that is not looked for; returns it."""
     number = 1
     while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
@@ -262,6 +262,12 @@ def _saved(path: Path, state: dict[str, Any]) -> Saved:
     named = _NAME.fullmatch(path.name)
     if named and int(named[1]) != step:
         raise ValueError(f"step {step} in a folder of step {int(named[1])}")
+    config = from_dict(TrainConfig, state["config"], where="config")
+    tokenizer = tokenizer_from_dict(state["tokenizer"])
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise ValueError(
+            f"a vocabulary of {tokenizer.vocab_size} for a model of {config.model.vocab_size}"
+        )
     return Saved(
         path=path,
         progress=Progress(
@@ -271,8 +277,8 @@ def _saved(path: Path, state: dict[str, Any]) -> Saved:
             seconds=_number(state["seconds"]) or 0.0,
             numerics=dict(state.get("numerics", {})),
         ),
-        config=from_dict(TrainConfig, state["config"], where="config"),
-        tokenizer=tokenizer_from_dict(state["tokenizer"]),
+        config=config,
+        tokenizer=tokenizer,
         layout=layout,
     )
 

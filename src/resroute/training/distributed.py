@@ -31,6 +31,7 @@ _BUFFERS_STAY: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _WORDS else "broadcast_buffers": False
 }
 
+_START = "start several processes by torchrun, or unset WORLD_SIZE for one"
 
 # gloo's threads may need the interpreter to let go of their last message; where a group is taken
 # down before they have, torch 2.13 can wait for them for ever, and where the process ends, abort
@@ -125,39 +126,63 @@ def join(device: str) -> Iterator[World]:
 
     Args:
         device: What the run's `device` says; decides who carries the messages.
+
+    Raises:
+        UserError: Variables of the environment that `torchrun` does not set like this.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_available() and dist.is_initialized():
         # a group of someone who has NCCL alone carries no message of the CPU
         carries = "cpu:gloo" in dist.get_backend_config()
         group = None if carries else dist.new_group(backend="gloo")
-        yield World(dist.get_rank(), dist.get_world_size(), _local_rank(), group)
+        yield World(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK", 0), group)
         return
+    size, _ = _place()
     if size == 1:
         yield World()
         return
+    local_rank = _number("LOCAL_RANK", 0)
+    # torch would wait for it, or leave a traceback
+    _number("MASTER_PORT")
+    if not os.environ.get("MASTER_ADDR"):
+        raise UserError(f"MASTER_ADDR is not set; {_START}")
     # a GPU that is not there is said later, by all together
-    has_gpu = _local_rank() < torch.cuda.device_count()
+    has_gpu = local_rank < torch.cuda.device_count()
     on_cuda = has_gpu and (device.startswith("cuda") or device == "auto")
     if on_cuda:
-        torch.cuda.set_device(_local_rank())
+        torch.cuda.set_device(local_rank)
     # small sums and objects go over gloo: they need no GPU
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", **meeting_place())
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), _local_rank())
+        yield World(dist.get_rank(), dist.get_world_size(), local_rank)
     finally:
         time.sleep(_SECONDS_TO_LET_GO)
         dist.destroy_process_group()
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that reports, as far as its environment tells."""
-    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    return is_alone or os.environ.get("RANK", "0") == "0"
+    """Whether this process is the one that reports; all do where the environment does not tell."""
+    try:
+        return _place()[1] == 0
+    except UserError:
+        return True
 
 
-def _local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
+def _place() -> tuple[int, int]:
+    """How many processes there are and which this is, by what `torchrun` has set."""
+    size = _number("WORLD_SIZE", 1)
+    if size <= 1:
+        return 1, 0
+    rank = _number("RANK")
+    if rank >= size:
+        raise UserError(f"RANK is {rank}, but WORLD_SIZE is {size}; {_START}")
+    return size, rank
+
+
+def _number(name: str, default: int | None = None) -> int:
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not (text.isascii() and text.isdecimal()):
+        raise UserError(f"{name} is {repr(text) if text else 'not set'}; {_START}")
+    return int(text)
 
 
 class Spread:

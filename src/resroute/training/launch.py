@@ -1,6 +1,7 @@
 """From a configuration to a finished run: what is checked first, and who may write."""
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,11 @@ from resroute.training.config import TrainConfig
 from resroute.training.device import choose_device, deterministic_algorithms
 from resroute.training.distributed import World, join
 from resroute.training.metrics import Listener
-from resroute.training.preemption import StopRequest
-from resroute.training.run import RunLock, claim
+from resroute.training.preemption import Preempted, StopRequest
+from resroute.training.run import RunLock, claim, path_of
 from resroute.training.trainer import Trainer
+
+_one_at_a_time = threading.Lock()
 
 
 def train(
@@ -39,7 +42,8 @@ def train(
     """Train a model and write its run folder; a finished run of the same configuration is reused.
 
     Under `torchrun` every process calls it with the same arguments; the main one writes and
-    reports. While it runs, SIGTERM and Ctrl-C finish the step, save, and raise `Preempted`.
+    reports. While it runs, SIGTERM and Ctrl-C finish the step, save, and raise `Preempted`. A
+    process trains one model at a time, in whichever thread, since torch has one random generator.
 
     Args:
         config: Everything about the run.
@@ -55,16 +59,30 @@ def train(
 
     Raises:
         UserError: A configuration that does not fit the corpus, this machine or the run folder,
-            a folder in use by another run, or a loss or gradient that is no longer finite.
-        Preempted: The system asked to stop; the checkpoint is written.
+            a folder in use by another run, another training in this process, or a loss or gradient
+            that is no longer finite.
+        Preempted: The system asked to stop; where the run had begun, its checkpoint is written.
     """
     if stop_at is not None and stop_at < 0:
         raise UserError(f"stop_at must be at least 0, got {stop_at}")
     if torch.get_default_device().type != "cpu" or torch.is_inference_mode_enabled():
         raise UserError("training needs torch's default device cpu, outside of inference_mode")
-    with _float32(), torch.enable_grad(), join(config.device) as world, RunLock() as lock:
+    with _alone(), _float32(), torch.enable_grad(), join(config.device) as world, RunLock() as lock:
         listener = listener if listener is not None and world.is_main else Listener()
         return _train(config, world, lock, listener, resume=resume, fresh=fresh, stop_at=stop_at)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Two trainings would draw from one random generator, and neither could be repeated."""
+    if not _one_at_a_time.acquire(blocking=False):
+        raise UserError(
+            "this process is training another model; wait for it, or train in another process"
+        )
+    try:
+        yield
+    finally:
+        _one_at_a_time.release()
 
 
 @contextlib.contextmanager
@@ -89,6 +107,9 @@ def _train(
     stop_at: int | None,
 ) -> dict[str, Any]:
     corpus, device, evaluation = world.together(lambda: _prepared(config, world))
+    request = StopRequest()
+    with ops.backend(config.backend), request.listening():
+        _load_kernels(config, corpus, device, world, request)
     run = world.from_main(lambda: claim(config, corpus, lock, resume=resume, fresh=fresh))
     if run.moved is not None:
         listener.message(f"the old run is kept as {run.moved}")
@@ -102,7 +123,6 @@ def _train(
         stack.enter_context(ops.backend(config.backend))
         if config.deterministic:
             stack.enter_context(deterministic_algorithms(device))
-        request = StopRequest()
         stack.enter_context(request.listening())
         trainer = Trainer(config, corpus, evaluation, run, device, listener, world, request)
         return trainer.fit(stop_at)
@@ -143,6 +163,24 @@ def _prepared(
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         GPT(config.model)
-    with ops.backend(config.backend):
-        ops.choose(device, torch.float32, config.model.dim)
     return source, device, evaluation
+
+
+def _load_kernels(
+    config: TrainConfig,
+    corpus: Corpus | Mixture,
+    device: torch.device,
+    world: World,
+    request: StopRequest,
+) -> None:
+    """Load what computes the depth routing; a build takes a minute, which a request ends."""
+
+    def load() -> None:
+        ops.prepare(ops.choose(device, torch.float32, config.model.dim).backend)
+
+    # built by one process for all
+    for agree in (world.from_main, world.together):
+        agree(lambda: request.cut_short(load))
+        number = request.agreed(world)
+        if number is not None:
+            raise Preempted(path_of(config, corpus), None, number)

@@ -2,10 +2,12 @@
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+from resroute.training.distributed import World
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -15,15 +17,20 @@ class Preempted(KeyboardInterrupt):
 
     Attributes:
         path: Of the run.
-        step: After which it stopped.
+        step: After which it stopped; None where it had not begun, so that nothing was saved.
         signal: The number of the signal.
     """
 
-    def __init__(self, path: Path, step: int, number: int) -> None:
-        super().__init__(f"{path} was asked to stop after step {step}; its checkpoint is saved")
+    def __init__(self, path: Path, step: int | None, number: int) -> None:
+        when = "before it began" if step is None else f"after step {step}; its checkpoint is saved"
+        super().__init__(f"{path} was asked to stop {when}")
         self.path = path
         self.step = step
         self.signal = number
+
+
+class _CutError(BaseException):
+    """Ends a piece of work; not an Exception, which the work might handle."""
 
 
 class StopRequest:
@@ -31,6 +38,26 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._cuts = False
+
+    def cut_short(self, work: Callable[[], object]) -> None:
+        """Do a piece of work that a request ends at once, or does not let begin."""
+        if self.signal is not None:
+            return
+        with suppress(_CutError):
+            self._cuts = True
+            try:
+                work()
+            finally:
+                self._cuts = False
+
+    def agreed(self, world: World) -> int | None:
+        """The signal by which any process was asked; every process asks, and all are told it."""
+        is_term = self.signal == signal.SIGTERM
+        asked, by_term = world.total(float(self.signal is not None), float(is_term))
+        if not asked:
+            return None
+        return signal.SIGTERM if by_term else signal.SIGINT
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -47,6 +74,8 @@ class StopRequest:
         def note(number: int, frame: FrameType | None) -> None:
             self.signal = number
             signal.signal(number, former[signal.Signals(number)] or signal.SIG_DFL)
+            if self._cuts:
+                raise _CutError
 
         for number in _SIGNALS:
             signal.signal(number, note)

@@ -1,7 +1,6 @@
 """The training loop: what is reported, evaluated and saved when, and how a run goes on."""
 
 import math
-import signal
 import statistics
 import time
 from typing import Any
@@ -85,10 +84,11 @@ class Trainer:
     def fit(self, stop_at: int | None = None) -> dict[str, Any]:
         """Run to the end, or to `stop_at`; write the folder's files; return the summary."""
         config = self.config
-        # its kernels may have to be built: by one process for all
-        self.world.from_main(lambda: ops.prepare(self.routing))
-        self.world.together(lambda: ops.prepare(self.routing))
-        self.world.from_main(lambda: self.run.add_session(self.step, self._environment()))
+        kept = self.world.from_main(lambda: self.run.add_session(self.step, self._environment()))
+        if kept is not None:
+            self.listener.message(
+                f"{self.run.path / 'env.json'}: damaged; kept as {kept}, begun anew"
+            )
         self.listener.message(self._headline())
         end = config.steps if stop_at is None else min(stop_at, config.steps)
         self.listener.begin(
@@ -238,14 +238,13 @@ class Trainer:
 
     def _is_asked(self) -> bool:
         """Whether any process was asked to stop."""
-        return self.world.total(float(self.request.signal is not None))[0] > 0
+        return self.request.agreed(self.world) is not None
 
     def _stop_if_asked(self) -> None:
-        if not self._is_asked():
+        number = self.request.agreed(self.world)
+        if number is None:
             return
         self._save()
-        is_term = self.request.signal == signal.SIGTERM
-        number = signal.SIGTERM if self.world.total(float(is_term))[0] else signal.SIGINT
         raise Preempted(self.run.path, self.step, number)
 
     def _last_good(self) -> str:
@@ -267,6 +266,11 @@ class Trainer:
         # a run that starts over reports step 0 again
         last = -1 if progress is None else self.step
         kept = self.world.from_main(lambda: self.run.metrics.rewind(last))
+        if self.step > 0 and not kept:
+            self.listener.message(
+                f"{self.run.metrics.path}: the lines up to step {self.step} are lost; the run goes "
+                "on without them"
+            )
         for record in kept:
             is_here = record["kind"] == "validation" and record["step"] == self.step
             if is_here and isinstance(record.get("loss"), float):
