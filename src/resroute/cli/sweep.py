@@ -29,7 +29,6 @@ def sweep(options: argparse.Namespace) -> None:
     """Run a suite, or print its plan."""
     suite = experiments.make_suite(options.suite, _design(options))
     out = Path(options.out or f"runs/{options.suite}")
-    options.hint = "; the same command goes on"
     engine, threads = _engine(options)
     estimator = Estimator(engine.jobs, threads)
     tasks = experiments.plan_tasks(suite, out)

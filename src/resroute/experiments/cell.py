@@ -1,4 +1,4 @@
-"""One cell of a sweep as a process of its own: `python -m resroute.experiments.cell`.
+"""One cell of a sweep as a process of its own.
 
 The task is one line of JSON on stdin. When stdin ends, whoever has started this process is gone:
 the run then saves a checkpoint and stops, as after SIGTERM, and the next sweep goes on with it.
@@ -26,6 +26,9 @@ FINISHED, FAILED, STOPPED = 0, 2, 143
 
 # seconds that the process of a sweep that was killed may take to finish its step and save
 _PATIENCE = 120.0
+# not -m, which would import this module twice
+_PROGRAM = "from resroute.experiments.cell import run; run()"
+
 # of a log, quoted where a cell fails
 _TAIL = 2000
 
@@ -75,7 +78,7 @@ def start(
         file.write(f"{task.name} starts\n".encode())
         file.flush()
         process = subprocess.Popen(
-            [sys.executable, "-m", "resroute.experiments.cell"],
+            [sys.executable, "-c", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -151,7 +154,8 @@ def main() -> int:
             return STOPPED
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """`main`, as the whole of a process."""
     code = main()
     sys.stdout.flush()
     # the thread that waits for stdin holds its lock, over which a usual exit would stumble
