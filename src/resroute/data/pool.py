@@ -98,7 +98,7 @@ def _shared_out(
         workers = _ready(starting)
         taker = next((worker for worker in workers if worker.send(batch)), None)
         waiting.append(taker or [work(piece) for piece in batch])
-        while waiting and (_is_there(waiting[0]) or len(waiting) > _SLOTS * (1 + len(workers))):
+        while waiting and (_is_there(waiting[0]) or len(waiting) > _AHEAD * len(workers) + 2):
             yield from _taken(waiting.popleft())
     while waiting:
         yield from _taken(waiting.popleft())

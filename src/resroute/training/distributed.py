@@ -6,21 +6,23 @@ Processes are started by `torchrun`, which tells each its rank by environment va
 import dataclasses
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from resroute.config import UserError
 from resroute.model import GPT, GPTConfig
 from resroute.training.rendezvous import meeting_place
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -232,6 +234,8 @@ class Spread:
             quiet: AbstractContextManager[None] = self.forward.no_sync()
             return quiet
         if self.kind == "fsdp":
+            from torch.distributed.fsdp import FSDPModule
+
             assert isinstance(self.model, FSDPModule)
             self.model.set_requires_gradient_sync(is_last)
             # the unit of all that is small stays whole from one micro-batch to the next
@@ -240,7 +244,11 @@ class Spread:
 
     def settle(self) -> None:
         """Let every parameter be this process's share again after a forward pass on its own."""
-        for module in self.model.modules() if self.kind == "fsdp" else ():
+        if self.kind != "fsdp":
+            return
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
@@ -251,6 +259,10 @@ def _sharded(config: GPTConfig, world: World, device: torch.device, dtype: torch
     Built on no device; each layer gets its weights and is sharded before the next gets any, so
     that no process holds the whole model.
     """
+    # half a second, which a single process need not wait
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     with torch.device("meta"):
         model = GPT(config)
     mesh = init_device_mesh(device.type, (world.size,))
@@ -285,20 +297,18 @@ def whole(tensor: Tensor, *, wanted: bool) -> Tensor | None:
 
     Every process must ask; one that does not want it still sends its share.
     """
-    from torch.distributed.tensor import DTensor
-
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    full = tensor.full_tensor() if _is_sharded(tensor) else tensor
     return full.detach().cpu().contiguous() if wanted else None
 
 
 def put(target: Tensor, value: Tensor) -> None:
     """Copy a whole tensor into a target, or this process's share of it where that is sharded."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     with torch.no_grad():
-        if not isinstance(target, DTensor):
+        if not _is_sharded(target):
             target.copy_(value)
             return
+        from torch.distributed.tensor import distribute_tensor
+
         local = target.to_local()
         # every process has the whole value: nothing is sent
         share = distribute_tensor(
@@ -309,6 +319,10 @@ def put(target: Tensor, value: Tensor) -> None:
 
 def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
     """This process's share of each tensor; whole ones as they are."""
-    from torch.distributed.tensor import DTensor
+    return [t.to_local() if _is_sharded(t) else t for t in tensors]
 
-    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+
+def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+    # who has not imported it, which takes half a second, has no such tensor
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
