@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DATA ?= storyworld
 ARGS ?=
+# a process for each core, up to four, with one thread each: `make test ARGS='-n 0'` runs in one process
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo test test-survival test-all check golden bench clean
 .DEFAULT_GOAL := help
@@ -40,13 +42,13 @@ demo: $(VENV)/.installed
 	$(BIN)/resroute demo --data '$(DATA)' $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term $(ARGS)
+	$(PYTEST) -m 'not slow' --cov --cov-report=term $(ARGS)
 
 test-survival: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests/reliability tests/training $(ARGS)
+	$(PYTEST) -m slow tests/reliability tests/training $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+	$(PYTEST) --cov --cov-report=term $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
