@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 import os
 import shutil
@@ -14,7 +16,7 @@ from resroute.config import UserError
 from resroute.data.sources import corpus_of
 from resroute.training.trainer import Trainer
 
-from .conftest import TINY, Outcome, tree
+from .conftest import TINY, Outcome, Train, tree
 
 
 def text_file(folder: Path) -> Path:
@@ -268,6 +270,23 @@ def test_demo_trains_three_methods_and_reuses_them(run: Any, place: Path) -> Non
     shutil.rmtree(place / "runs/demo-tiny")
 
 
+@pytest.mark.parametrize("reason", [errno.EPIPE, errno.ENOSPC, errno.EIO])
+def test_training_goes_on_where_nothing_can_be_told(
+    place: Path, train: Train, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    class Gone(io.TextIOWrapper):
+        def write(self, _: str) -> int:
+            raise OSError(reason, os.strerror(reason))
+
+    told = Gone(io.BytesIO())
+    monkeypatch.setattr(sys, "stderr", told)
+    assert main(train("--out", "runs/untold")) == 0
+    assert (place / "runs/untold/summary.json").exists()
+    # a mistake keeps its code
+    assert main(train("--out", "runs/untold", "--steps", "5")) == 2
+    assert told.buffer.getvalue() == b""
+
+
 def test_the_script_exits_as_main_returns(made: Path) -> None:
     script = Path(sys.executable).parent / "resroute"
     if not script.exists():
@@ -291,6 +310,8 @@ def test_the_script_exits_as_main_returns(made: Path) -> None:
     said = "resroute: nope does not exist; name a run folder of `resroute train`\n"
     assert ended(missing) == Outcome(2, "", said)
     closed = start('"$R" sample runs/base --tokens 2 >&-')
+    # whose reader has gone long before it speaks
+    untold = start('"$R" sample nope 2> >(true)')
     found = ended(piped)
     assert (found.code, len(found.out), found.err) == (0, 3, "")
     if Path("/dev/full").exists():
@@ -299,6 +320,7 @@ def test_the_script_exits_as_main_returns(made: Path) -> None:
         assert "No space left on device" in full.err
         assert len(full.err.splitlines()) == 1
     assert ended(closed) == Outcome(0, "", "")
+    assert ended(untold) == Outcome(2, "", "")
 
 
 def test_main_reads_the_process_arguments(

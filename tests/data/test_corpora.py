@@ -166,6 +166,7 @@ def test_equal_work_is_reused_and_other_work_refused(tmp_path: Path) -> None:
     made = (out / "train.bin").stat().st_mtime_ns
     renamed = source.rename(tmp_path / "same.txt")
     seen: list[tuple[int, int]] = []
+    assert prepare_text(str(renamed), str(out)).path == open_corpus(str(out)).path == out
     again = prepare_text(renamed, out, progress=lambda done, total: seen.append((done, total)))
     assert again.fingerprint == first.fingerprint
     assert (out / "train.bin").stat().st_mtime_ns == made
@@ -303,7 +304,8 @@ def test_storyworld_is_whole_stories_with_their_nats(
 
 def test_storyworld_is_reused_for_equal_settings(tmp_path: Path) -> None:
     first = prepare_storyworld(tmp_path / "sw", seed=3, characters=20_000)
-    assert prepare_storyworld(tmp_path / "sw", seed=3, characters=20_000).meta == first.meta
+    again = prepare_storyworld(str(tmp_path / "sw"), seed=3, characters=20_000)
+    assert again.meta == first.meta
     with pytest.raises(UserError, match=r"made otherwise \(seed, sample_sha256\)"):
         prepare_storyworld(tmp_path / "sw", seed=4, characters=20_000)
     with pytest.raises(UserError, match="at least 1, got 0"):

@@ -7,6 +7,8 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import torch
 
@@ -95,6 +97,29 @@ def _make_streams_safe() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             # names may hold what the terminal's encoding cannot
             stream.reconfigure(errors="backslashreplace")
+    if not isinstance(sys.stderr, _Patient):
+        sys.stderr = cast(TextIO, _Patient(sys.stderr))
+
+
+class _Patient:
+    """A stream whose reader may go, or whose disk may fill: what is told must not stop the work."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

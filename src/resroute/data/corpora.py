@@ -168,12 +168,13 @@ class Corpus:
         }
 
 
-def open_corpus(path: Path) -> Corpus:
+def open_corpus(path: str | Path) -> Corpus:
     """Open a prepared corpus and check that its files are whole.
 
     Raises:
         UserError: No such corpus, one of another format version, or a damaged one.
     """
+    path = Path(path)
     meta = _read_meta(path)
     where = f"{path / META_FILE}: tokenizer"
     tokenizer = tokenizer_from_dict(meta.tokenizer, where=where)

@@ -43,8 +43,8 @@ _LARGE_BYTES = 64_000_000
 
 
 def prepare_text(
-    source: Path,
-    out: Path,
+    source: str | Path,
+    out: str | Path,
     *,
     separator: Separator = "auto",
     clean: bool = False,
@@ -83,6 +83,7 @@ def prepare_text(
         UserError: A file that cannot be used, a split without text, or an `out` that holds
             something else.
     """
+    source, out = Path(source), Path(out)
     if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise UserError(
             f"fractions of train, val and test must be over 0 and sum to 1: {fractions}"

@@ -31,7 +31,7 @@ _SAMPLE_STORIES = 100
 
 
 def prepare_storyworld(
-    out: Path, *, seed: int = 0, characters: int = 2_000_000, story: StoryConfig = DEFAULT
+    out: str | Path, *, seed: int = 0, characters: int = 2_000_000, story: StoryConfig = DEFAULT
 ) -> Corpus:
     """Make a corpus of generated stories, each followed by the end of text.
 
@@ -61,6 +61,7 @@ def prepare_storyworld(
     }
     if story != DEFAULT:
         provenance["story"] = config.from_defaults(story)
+    out = Path(out)
     if existing := existing_corpus(out):
         return require_equal(existing, provenance)
     tokenizer = CharTokenizer((*storyworld.ALPHABET, END_OF_TEXT))
