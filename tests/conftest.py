@@ -181,3 +181,79 @@ def sign_checkpoint():
         (folder / "state.json").write_text(json.dumps(state))
 
     return sign
+
+
+def checkpoints(run):
+    """Checkpoint folders of a run, oldest first; what was set aside is none."""
+    return sorted(Path(run, "checkpoints").glob("step_??????"))
+
+
+def lines(run, *kinds):
+    """Whole lines of metrics.jsonl, of some kinds or all, without times and memory."""
+    file = Path(run, "metrics.jsonl")
+    whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
+    noise = ("tokens_per_second", "model_flop_utilisation", "memory_bytes")
+    records = [{k: v for k, v in json.loads(line).items() if k not in noise} for line in whole]
+    return [record for record in records if not kinds or record["kind"] in kinds]
+
+
+def tensors(folder):
+    """The bits of all of a checkpoint's, by file and name."""
+    from safetensors.torch import load_file
+
+    return {
+        f"{path.stem}:{name}": (tensor.dtype, tensor.shape, tensor.numpy().tobytes())
+        for path in folder.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+
+
+class Runs:
+    """What run folders hold."""
+
+    checkpoints = staticmethod(checkpoints)
+    lines = staticmethod(lines)
+    tensors = staticmethod(tensors)
+
+    @staticmethod
+    def leftovers(run):
+        """Files and folders of unfinished writes."""
+        return sorted(str(path.relative_to(run)) for path in Path(run).rglob("*.tmp"))
+
+    @staticmethod
+    def assert_same(a, b):
+        """Two finished runs end with equal weights, optimizer and average, and report the same."""
+        left, right = checkpoints(a)[-1], checkpoints(b)[-1]
+        assert left.name == right.name
+        expected, found = tensors(left), tensors(right)
+        assert expected.keys() == found.keys()
+        assert [name for name, bits in expected.items() if bits != found[name]] == []
+        assert lines(a) == lines(b)
+        summaries = [json.loads(Path(run, "summary.json").read_text()) for run in (a, b)]
+        for name in ("validation_loss", "best_validation_loss"):
+            assert summaries[0][name] == summaries[1][name]
+
+
+@pytest.fixture(scope="session")
+def runs():
+    return Runs
+
+
+@pytest.fixture(scope="session")
+def make_ear():
+    """Makes listeners that keep the messages of a run, and do something after each step."""
+    import resroute as rr
+
+    class Ear(rr.Listener):
+        def __init__(self, after=None):
+            self.said = []
+            self.after = after
+
+        def message(self, text):
+            self.said.append(text)
+
+        def advance(self, step):
+            if self.after is not None:
+                self.after(step)
+
+    return Ear

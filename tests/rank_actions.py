@@ -1,5 +1,6 @@
 """Jobs of `workers.py` that look at what each of several processes does."""
 
+import importlib
 import os
 import sys
 import time
@@ -175,6 +176,25 @@ def train_watched(
     return {"summary": summary, "heard": ear.heard, "changed": sorted(changed)}
 
 
+def train_each(configs: list[dict[str, Any]], options: list[dict[str, Any]]) -> dict[str, Any]:
+    """Train by a configuration and options of this process's own."""
+    rank = int(os.environ["RANK"])
+    return rr.train(from_dict(rr.TrainConfig, configs[rank]), **options[rank])
+
+
+def train_failing(
+    config: dict[str, Any], rank: int, module: str, name: str, **options: Any
+) -> dict[str, Any]:
+    """Train, while a function fails on one process by a mistake that has a remedy."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise rr.UserError(f"{name} fails here")
+
+    if int(os.environ["RANK"]) == rank:
+        setattr(importlib.import_module(module), name, fails)
+    return rr.train(from_dict(rr.TrainConfig, config), **options)
+
+
 def prepare_together(mistaken: list[int]) -> int:
     """Do something together in which some processes are mistaken."""
     with join("cpu") as world:
@@ -200,5 +220,7 @@ ACTIONS = {
     "meet": meet,
     "learn": learn,
     "train_watched": train_watched,
+    "train_each": train_each,
+    "train_failing": train_failing,
     "prepare_together": prepare_together,
 }

@@ -3,6 +3,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from resroute import config
@@ -325,3 +326,48 @@ def test_a_field_that_lies_deeper_is_pointed_to() -> None:
     for name, path in (("dropout", "model.dropout"), ("rho_max", "model.residual.rho_max")):
         with pytest.raises(UserError, match=rf"no field '{name}' \(did you mean '{path}'\?\)"):
             config.with_overrides(run, {name: "0.1"})
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3)], ids=repr)
+def test_what_counts_is_whole_and_kept_as_an_int(value: Any) -> None:
+    found = config.require_whole("size", value, 1, 3)
+    assert (type(found), found) == (int, 3)
+
+
+@pytest.mark.parametrize("value", [True, 3.0, np.float64(3), "3", None, 0, 4], ids=repr)
+def test_what_is_not_whole_or_out_of_range_is_refused(value: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        config.require_whole("size", value, 1, 3)
+    assert str(caught.value) == (
+        f"size must be a whole number of at least 1 and at most 3, got {value!r}"
+    )
+
+
+def test_settled_fields_have_the_types_of_their_fields() -> None:
+    given: dict[str, Any] = {"width": np.int32(2), "scale": 3, "size": np.int8(1), "either": "x"}
+    box = Box(**given)
+    config.settle(box)
+    plain = Box(width=2, scale=3.0, size=1, either="x")
+    assert config.fingerprint(box) == config.fingerprint(plain)
+    empty = Box(width=1, size=None)
+    config.settle(empty)
+    assert empty.size is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("width", 1.0, "width must be a whole number, got 1.0"),
+        ("size", "1", "size must be a whole number, got '1'"),
+        ("scale", True, "scale must be a number, got True"),
+        ("scale", 10**400, "scale must be a finite number, got 1000"),
+        ("is_open", 1, "is_open must be True or False, got 1"),
+        ("label", None, "label must be text, got None"),
+        ("kind", "flat", "kind must be 'plain' or 'round', got 'flat'"),
+    ],
+)
+def test_a_field_of_another_kind_does_not_settle(field: str, value: Any, message: str) -> None:
+    box = Box(**{"width": 1, field: value})
+    with pytest.raises(UserError) as caught:
+        config.settle(box)
+    assert str(caught.value).startswith(message)

@@ -42,6 +42,19 @@ def test_the_example_of_the_engine_prints_what_it_says(capsys):
         assert capsys.readouterr().out == said
 
 
+def test_the_examples_of_inspect_run_and_find_what_they_say(capsys):
+    torch.manual_seed(0)
+    namespace = {}
+    for block in blocks(ROOT / "docs" / "inspect.md", "python"):
+        exec(compile(block, "inspect.md", "exec"), namespace)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("5 mlp {'embedding': ")
+    # the model of the example was never trained
+    assert said[1].startswith("warning: dead mixing, 16 of 16 sites: 0 mlp, ")
+    assert [line.split()[:2] for line in said[-2:]] == [["block", "0"], ["block", "1"]]
+    assert namespace["weights"].shape == (64, len(namespace["names"]))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_ones_that_we_parse(page):
     for block in blocks(page, "sh"):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import Timeout
 
 from resroute import files
 from resroute.config import UserError
@@ -15,7 +16,7 @@ def names(folder: Path) -> list[str]:
 
 
 def failing(number: int) -> Any:
-    def fail(path: Path) -> None:
+    def fail(path: Path, *_: Any) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
     return fail
@@ -183,7 +184,7 @@ def test_read_text(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         files.read_text(path, "make it")
     assert str(caught.value) == f"{path}: damaged (no UTF-8 at byte 2); make it"
-    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\); check the file"):
+    with pytest.raises(UserError, match=r"cannot be read \(no regular file\); make it"):
         files.read_text(tmp_path, "make it")
     path.write_bytes("\u00e9\n".encode())
     assert files.read_text(path, "make it") == "\u00e9\n"
@@ -244,3 +245,53 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": "x\u2028y\x85z"}\n', encoding="utf-8")
     assert files.read_json_lines(path, "x") == [(f"{path} line 1", {"a": "x\u2028y\x85z"})]
+
+
+@pytest.mark.parametrize("name", ["ENOSYS", "ENOLCK", "EOPNOTSUPP"])
+def test_a_file_system_without_locks_gives_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("fcntl.flock", failing(getattr(errno, name)))
+    assert files.lock_file(tmp_path / "lock", timeout=0) is None
+
+
+def test_locks_are_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = files.lock_file(tmp_path / "lock")
+    assert first is not None
+    with pytest.raises(Timeout):
+        files.lock_file(tmp_path / "lock", timeout=0)
+    first.release()
+    assert names(tmp_path) == ["lock"]
+    second = files.lock_file(tmp_path / "lock", timeout=0)
+    assert second is not None
+    second.release()
+    monkeypatch.setattr("fcntl.flock", failing(errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        files.lock_file(tmp_path / "lock", timeout=0)
+
+
+def test_set_aside_takes_the_first_free_name(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "file"
+    for text in ("first", "second"):
+        path.write_text(text)
+        files.set_aside(path, "old")
+    assert names(tmp_path) == ["file.old-1", "file.old-2"]
+    assert (tmp_path / "file.old-2").read_text() == "second"
+    path.write_text("third")
+    monkeypatch.setattr(Path, "rename", failing(errno.EROFS))
+    with pytest.raises(UserError, match=r"file: cannot be written \(Read-only file system\)"):
+        files.set_aside(path, "old")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "link").symlink_to("file")
+    assert files.read_json(tmp_path / "link", "make it") == {}
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises(UserError) as caught:
+            files.read_text(tmp_path / name, "make it")
+        assert str(caught.value) == (
+            f"{tmp_path / name}: cannot be read (no regular file); make it"
+        )

@@ -12,6 +12,8 @@ hidden = policy.finish(stream)
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
 from resroute.config import UserError as UserError
 from resroute.data import CharTokenizer as CharTokenizer
@@ -39,12 +41,21 @@ from resroute.residual import Policy as Policy
 from resroute.residual import PreNorm as PreNorm
 from resroute.residual import ResidualConfig as ResidualConfig
 from resroute.residual import ReZero as ReZero
+from resroute.residual import capture as capture
+from resroute.residual import health as health
+from resroute.residual import trajectory as trajectory
+from resroute.residual import without_layer as without_layer
+from resroute.residual import without_sites as without_sites
+from resroute.residual import without_sources as without_sources
 from resroute.training import Listener as Listener
 from resroute.training import Preempted as Preempted
 from resroute.training import RunStart as RunStart
 from resroute.training import TrainConfig as TrainConfig
 from resroute.training import load as load
 from resroute.training import train as train
+
+if TYPE_CHECKING:
+    from resroute.experiments.importance import importance as importance
 
 __version__ = _version("resroute")
 
@@ -72,7 +83,10 @@ __all__ = [
     "UserError",
     "__version__",
     "backend",
+    "capture",
     "generate",
+    "health",
+    "importance",
     "load",
     "open_corpus",
     "paper",
@@ -82,4 +96,17 @@ __all__ = [
     "small",
     "tiny",
     "train",
+    "trajectory",
+    "without_layer",
+    "without_sites",
+    "without_sources",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    # its room has much that a model does not need
+    if name == "importance":
+        from resroute.experiments.importance import importance
+
+        return importance
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,13 @@
 """Configuration as frozen dataclasses: strict JSON in and out, overrides by name, fingerprints."""
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
 import json
 import math
+import numbers
+import operator
 import reprlib
 import types
 import typing
@@ -64,10 +67,68 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def require_whole(name: str, value: object, least: int) -> None:
-    """Raise a `UserError` where a field is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
+def require_whole(name: str, value: object, least: int, most: int | None = None) -> int:
+    """A whole number as an int, whatever type counts it (numpy's too).
+
+    Raises:
+        UserError: Not a whole number, below `least` or above `most`.
+    """
+    whole = _whole(value)
+    if whole is None or whole < least or (most is not None and whole > most):
+        limit = "" if most is None else f" and at most {most}"
+        raise UserError(f"{name} must be a whole number of at least {least}{limit}, got {value!r}")
+    return whole
+
+
+def settle(config: Any) -> None:
+    """Check the scalar fields of a frozen dataclass, and give their values Python's own types.
+
+    Whole numbers (numpy's too) become ints and others floats, as their fields are declared, so that
+    equal configurations have equal JSON and names. Called first of all in `__post_init__`.
+
+    Raises:
+        UserError: A value of another kind than its field, or none of its choices.
+    """
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        hint, value = hints[field.name], getattr(config, field.name)
+        is_union = typing.get_origin(hint) in (Union, types.UnionType)
+        kinds = typing.get_args(hint) if is_union else (hint,)
+        some = [kind for kind in kinds if kind is not type(None)]
+        # where there are several kinds, their class chooses
+        if len(some) == 1 and not (value is None and some != list(kinds)):
+            object.__setattr__(config, field.name, _settled(field.name, some[0], value))
+
+
+def _settled(name: str, hint: Any, value: Any) -> Any:
+    if typing.get_origin(hint) is Literal:
+        if value not in typing.get_args(hint):
+            *others, last = map(repr, typing.get_args(hint))
+            raise UserError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
+    elif hint is int:
+        whole = _whole(value)
+        if whole is None:
+            raise UserError(f"{name} must be a whole number, got {value!r}")
+        return whole
+    elif hint is float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise UserError(f"{name} must be a number, got {value!r}")
+        with contextlib.suppress(OverflowError):
+            return float(value)
+        raise UserError(f"{name} must be a finite number, got {_shown(value)}")
+    elif hint is not Any and isinstance(hint, type) and not isinstance(value, hint):
+        words = {bool: "True or False", str: "text"}
+        raise UserError(f"{name} must be {words.get(hint, f'a {hint.__name__}')}, got {value!r}")
+    return value
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def to_dict(config: Any) -> Any:

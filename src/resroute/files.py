@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and JSON that is read strictly."""
+"""Files that are there whole or not at all, JSON that is read strictly, and locks."""
 
 import errno
 import hashlib
@@ -7,14 +7,37 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from resroute.config import UserError
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+# what file systems say that have no locks, or none that reach other machines
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def writing(path: Path, failures: tuple[type[BaseException], ...] = (OSError,)) -> Iterator[None]:
+    """Say in one line that `path` cannot be written where the body fails to.
+
+    Args:
+        path: What is written.
+        failures: What the body then raises.
+
+    Raises:
+        UserError: In their place.
+    """
+    try:
+        yield
+    except failures as error:
+        reason = getattr(error, "strerror", None) or str(error).strip().rpartition("\n")[2]
+        raise UserError(f"{path}: cannot be written ({reason}); check the folder") from None
 
 
 def flush(path: Path) -> None:
@@ -38,12 +61,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     """
     temporary = _temporary(path)
     try:
-        temporary.write_bytes(data)
-        flush(temporary)
-        temporary.replace(path)
-        flush(path.parent)
-    except OSError as error:
-        raise _unwritable(path, error) from None
+        with writing(path):
+            temporary.write_bytes(data)
+            flush(temporary)
+            temporary.replace(path)
+            flush(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -77,27 +99,25 @@ def new_folder(path: Path) -> Iterator[Path]:
     except (OSError, RuntimeError):
         raise UserError(f"{path}: is a link to itself; name another folder") from None
     folder = _temporary(path)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
-    except OSError as error:
-        raise _unwritable(path, error) from None
     try:
-        yield folder
-        for file in folder.iterdir():
-            flush(file)
-        flush(folder)
-        _take_place(folder, path)
-        flush(path.parent)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise _unwritable(path, error) from None
+        with writing(path):
+            yield folder
+            for file in folder.iterdir():
+                flush(file)
+            flush(folder)
+            is_placed = _take_place(folder, path)
+            flush(path.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if not is_placed:
+        raise FileExistsError(path)
 
 
-def _take_place(folder: Path, path: Path) -> None:
+def _take_place(folder: Path, path: Path) -> bool:
+    """Rename a folder; False where `path` has files by now."""
     # Windows does not rename over an empty folder; elsewhere this is one step
     if os.name == "nt" and path.is_dir() and not any(path.iterdir()):
         path.rmdir()
@@ -105,8 +125,47 @@ def _take_place(folder: Path, path: Path) -> None:
         folder.rename(path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise FileExistsError(path) from None
+            return False
         raise
+    return True
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Keep a file or folder as `<name>.<why>-<number>`, the first that is free; returns that.
+
+    Raises:
+        UserError: It cannot be renamed.
+    """
+    number = 1
+    while (kept := path.with_name(f"{path.name}.{why}-{number}")).exists():
+        number += 1
+    with writing(path):
+        return path.rename(kept)
+
+
+def lock_file(path: Path, timeout: float = -1) -> FileLock | None:
+    """Lock a file, until the lock is released or the process ends, however it ends.
+
+    Args:
+        path: Made where it is missing, and left there.
+        timeout: Seconds to wait for another process; below zero for ever.
+
+    Returns:
+        The lock; None where the file system has none.
+
+    Raises:
+        filelock.Timeout: Another process has it.
+        OSError: The file cannot be opened.
+    """
+    # else filelock would take a file for a lock, which outlives a process that is killed
+    held = FileLock(path, timeout, fallback_to_soft=False)
+    try:
+        held.acquire()
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    return held
 
 
 def digest(path: Path) -> str:
@@ -209,8 +268,20 @@ def _refuse_constant(name: str) -> None:
     raise _ConstantError(f"{name} is no number of JSON")
 
 
+def require_regular(path: Path, remedy: str) -> None:
+    """Refuse what would be waited for, as a pipe, or has no end, as a device.
+
+    Raises:
+        UserError: Neither a file nor a link to one; whoever opens it says where there is nothing.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError(f"{path}: cannot be read (no regular file); {remedy}")
+
+
 def _read_bytes(path: Path, remedy: str) -> bytes:
     try:
+        require_regular(path, remedy)
         return path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: the file is missing; {remedy}") from None
@@ -227,7 +298,3 @@ def _decode(data: bytes, where: str, remedy: str) -> str:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be written ({error.strerror}); check the folder")

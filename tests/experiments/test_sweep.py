@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -157,6 +158,14 @@ def test_a_second_sweep_of_a_folder_is_refused(make_paper, here, tmp_path):
         pytest.raises(UserError, match="is in use by another sweep"),
     ):
         sweep(make_paper(), tmp_path, here)
+
+
+def test_a_sweep_needs_no_locks(make_paper, here, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert len(sweep(make_paper(seeds=1, primary_seeds=1, layers=(2,)), tmp_path, here)) == 2
 
 
 def test_the_primary_contrast_is_declared_once(make_paper, here, tmp_path):

@@ -196,14 +196,6 @@ def templates(tmp_path_factory, cheap_corpus, workers, runs):
     return made
 
 
-class Ear(rr.Listener):
-    def __init__(self):
-        self.said = []
-
-    def message(self, text):
-        self.said.append(text)
-
-
 def weights(folder, *, ema):
     model, _, _ = rr.load(folder, ema=ema)
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
@@ -229,7 +221,7 @@ def contents(folder):
 
 @pytest.mark.parametrize(("kind", "is_signed", "damage", "seed"), CASES)
 def test_damage_is_refused_and_the_run_goes_back(
-    templates, runs, sign_checkpoint, tmp_path, kind, is_signed, damage, seed
+    templates, runs, sign_checkpoint, tmp_path, kind, is_signed, damage, seed, make_ear
 ):
     template = templates[kind]
     config = template.copy(tmp_path / "run")
@@ -240,7 +232,7 @@ def test_damage_is_refused_and_the_run_goes_back(
         sign_checkpoint(newest)
     damaged = contents(newest)
     said = refusal(newest, expected)
-    ear = Ear()
+    ear = make_ear()
     rr.train(config, resume=True, listener=ear)
     (resumed,) = (text for text in ear.said if text.startswith("resumed from "))
     start = resumed.rpartition("/")[2]

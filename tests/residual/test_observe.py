@@ -8,7 +8,6 @@ import torch
 
 import resroute as rr
 from resroute.config import UserError
-from resroute.residual.diagnostics import capture
 from resroute.residual.observe import observe
 from resroute.testing import random_stack, randomise, small_gpt
 
@@ -210,11 +209,11 @@ def test_weights_are_those_that_capture_sees(config):
     policy = config.build(4, 5).double()
     randomise(policy)
     stack = random_stack(8, 5)
-    with capture(policy) as captured:
+    with rr.capture(policy) as captured:
         seen = observe(policy, lambda: stack.run(policy))
-        assert sorted(captured) == list(range(9))
+        assert captured.passes == 1
     assert not {"read", "read_normalised", "finish", "write"} & vars(policy).keys()
-    reads = [dict(zip(names, w.tolist(), strict=True)) for names, w in captured.values() if names]
+    reads = [site["weights"] for site in captured.result()["sites"] if site["weights"]]
     details = [
         sum(weight for name, weight in read.items() if "phase" in name or "split" in name)
         for read in reads
@@ -243,7 +242,7 @@ def test_it_ends_when_the_model_fails():
         policy.read(policy.start(E), 0)
         raise RuntimeError("boom")
 
-    with capture(policy):
+    with rr.capture(policy):
         outer = dict(vars(policy))
         with pytest.raises(RuntimeError, match="boom"):
             observe(policy, fail)

@@ -120,7 +120,7 @@ def test_learned_bases_stay_zero_sum():
     assert policy.basis.tolist() == policy.signs
     torch.nn.init.normal_(policy.basis, generator=torch.Generator().manual_seed(0))
     for block in policy.blocks:
-        columns = torch.stack([torch.stack(tuple(policy._coefficients(s))) for s in block])
+        columns = torch.stack([torch.stack(tuple(policy.coefficients(s))) for s in block])
         torch.testing.assert_close(columns.sum(0), torch.zeros(2, dtype=torch.float64))
 
 

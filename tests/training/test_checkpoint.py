@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,129 @@ def test_an_optimizer_that_does_not_fit_is_refused(make_config, sign_checkpoint,
     sign_checkpoint(folder)
     with pytest.raises(ValueError, match=message):
         rr.train(config, resume=True)
+
+
+def change_model(folder, **fields):
+    """Let a checkpoint's state claim another model, as a deceiver would."""
+    state = json.loads((folder / "state.json").read_text())
+    state["config"]["model"].update(fields)
+    write_state(folder, {**state, "sha256": checkpoint.signature(state)})
+
+
+@pytest.mark.parametrize("layout", ["gathered", "sharded"])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_layers": 10_000}, r"has \d\d tensors, too few for 10000 layers; use another"),
+        ({"num_layers": 3}, r"lacks (model:)?layers\.2\.[a-z.]+ and \d more; use another"),
+        ({"dim": 2**20}, r"embedding\.weight has shape .*, the configuration needs \(\d+, 1048576"),
+    ],
+    ids=["deep", "deeper", "wide"],
+)
+def test_a_model_that_its_files_cannot_hold_takes_no_time_and_no_memory(
+    make_config, monkeypatch, layout, fields, message
+):
+    run = Path(rr.train(make_config(steps=2, checkpoint_layout=layout))["path"])
+    change_model(run / "checkpoints" / "step_000002", **fields)
+    asked = []
+    monkeypatch.setattr(rr.GPT, "to_empty", lambda _, device: asked.append(str(device)))
+    with pytest.raises(rr.UserError, match=message) as error:
+        rr.load(run)
+    assert str(error.value).count("\n") == 0
+    assert asked == ([] if fields == {"num_layers": 10_000} else ["meta"])
+
+
+@pytest.mark.parametrize("layout", ["gathered", "sharded"])
+def test_a_header_that_declares_a_huge_length_is_refused(make_config, sign_checkpoint, layout):
+    run = Path(rr.train(make_config(steps=2, checkpoint_layout=layout))["path"])
+    newest = run / "checkpoints" / "step_000002"
+    for length in (2**63 - 1, 2**40, 99_000_000):
+        for file in newest.glob("*.safetensors"):
+            file.write_bytes(length.to_bytes(8, "little") + file.read_bytes()[8:])
+        sign_checkpoint(newest)
+        with pytest.raises(rr.UserError, match="damaged or truncated; use another checkpoint"):
+            rr.load(run)
+
+
+@pytest.mark.parametrize("name", ["state.json", "model.safetensors"])
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.timeout(60)
+def test_only_regular_files_are_opened(run, newest, tmp_path, name, version):
+    state = json.loads((newest / "state.json").read_text())
+    state["files"]["model.safetensors"]["bytes"] = 0
+    state["format_version"] = version
+    if version == 1:
+        del state["sha256"], state["files"]
+    else:
+        state["sha256"] = checkpoint.signature(state)
+    write_state(newest, state)
+    # a link to a file is as good as the file
+    (newest / "state.json").rename(tmp_path / "state.json")
+    (newest / "state.json").symlink_to(tmp_path / "state.json")
+    (newest / name).unlink()
+    os.mkfifo(newest / name)
+    # whoever opens it then waits where a test's time limit reaches
+    held = os.open(newest / name, os.O_RDWR)
+    with pytest.raises(rr.UserError) as caught:
+        rr.load(newest)
+    assert str(caught.value) == (
+        f"{newest / name}: cannot be read (no regular file); use another checkpoint"
+    )
+    os.close(held)
+    if name == "state.json":
+        (newest / name).unlink()
+        (newest / name).symlink_to("/dev/zero")
+        with pytest.raises(rr.UserError, match=r"cannot be read \(no regular file\)"):
+            rr.load(newest)
+
+
+def test_load_checks_what_it_reads_alone(make_config):
+    config = make_config(steps=2, ema_decay=0.5)
+    newest = Path(rr.train(config)["path"], "checkpoints/step_000002")
+    for name in ("optimizer", "ema"):
+        (newest / f"{name}.safetensors").write_bytes(b"")
+    rr.load(newest)
+    with pytest.raises(rr.UserError, match=r"ema\.safetensors: truncated"):
+        rr.load(newest, ema=True)
+    Path(config.out, "summary.json").unlink()
+    with pytest.raises(rr.UserError, match="none of its 1 checkpoints can be used"):
+        rr.train(config, resume=True)
+
+
+def test_the_best_of_none_that_was_evaluated_is_refused(make_config):
+    config = make_config(steps=6, evaluate_every=100, checkpoint_every=2)
+    rr.train(config, stop_at=2)
+    with pytest.raises(rr.UserError) as caught:
+        rr.load(config.out, best=True)
+    assert str(caught.value) == (
+        f"{config.out}: none of its checkpoints was evaluated, so that none is the best\n"
+        "leave out best, or train with checkpoint_every a multiple of evaluate_every"
+    )
+    assert rr.load(config.out)[2] == config
+
+
+@pytest.mark.parametrize("layout", ["gathered", "sharded"])
+def test_files_are_on_the_disk_before_they_have_their_names(make_config, monkeypatch, layout):
+    done = []
+    sync, rename = os.fsync, Path.rename
+
+    def noted_sync(descriptor):
+        done.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def noted_rename(path, target):
+        done.append(f"{Path(target).name} has its name")
+        return rename(path, target)
+
+    config = make_config(checkpoint_layout=layout)
+    rr.train(config, stop_at=0)
+    monkeypatch.setattr("os.fsync", noted_sync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    rr.train(config, resume=True, stop_at=2)
+    folder = Path(config.out, "checkpoints", "step_000002")
+    files = {path.stat().st_ino for path in folder.iterdir()}
+    assert len(files) == (3 if layout == "gathered" else 2)
+    end = done.index("step_000002 has its name")
+    assert files <= set(done[: end - 1])
+    assert done[end - 1] == folder.stat().st_ino
+    assert done[end + 1] == folder.parent.stat().st_ino

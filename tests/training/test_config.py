@@ -1,6 +1,10 @@
+import json
+
+import numpy as np
 import pytest
 
 import resroute as rr
+from resroute.config import to_dict
 
 
 def test_identity_leaves_out_where_and_how_often(make_config, replaced):
@@ -21,9 +25,12 @@ def test_identity_leaves_out_where_and_how_often(make_config, replaced):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1 and at most .*, got 0"),
-        ({"steps": -1}, "steps must be at least 0 and at most .*, got -1"),
-        ({"log_every": 0}, "log_every must be at least 1 and at most .*, got 0"),
+        (
+            {"batch_size": 0},
+            "batch_size must be a whole number of at least 1 and at most .*, got 0",
+        ),
+        ({"steps": -1}, "steps must be a whole number of at least 0 and at most .*, got -1"),
+        ({"log_every": 0}, "log_every must be a whole number of at least 1 and at most .*, got 0"),
         ({"batch_size": 6, "accumulation": 4}, "divisible by accumulation, got 6 and 4"),
         ({"learning_rate": 0.0}, "learning_rate must be a finite number above 0, got 0"),
         ({"learning_rate": float("nan")}, "above 0, got nan"),
@@ -36,3 +43,41 @@ def test_identity_leaves_out_where_and_how_often(make_config, replaced):
 def test_settings_out_of_range_name_rule_and_value(make_config, options, message):
     with pytest.raises(ValueError, match=message):
         make_config(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 2.5}, "steps must be a whole number, got 2.5"),
+        ({"steps": "6"}, "steps must be a whole number, got '6'"),
+        ({"log_every": 1.5}, "log_every must be a whole number, got 1.5"),
+        ({"keep": True}, "keep must be a whole number, got True"),
+        ({"learning_rate": "1e-3"}, "learning_rate must be a number, got '1e-3'"),
+        ({"beta1": 10**400}, "beta1 must be a finite number, got 1000"),
+        ({"compile": 1}, "compile must be True or False, got 1"),
+        ({"device": 3}, "device must be text, got 3"),
+        (
+            {"precision": "float16"},
+            "precision must be 'auto', 'float32' or 'bfloat16', got 'float16'",
+        ),
+    ],
+)
+def test_settings_of_another_type_are_refused(make_config, options, message):
+    with pytest.raises(rr.UserError) as caught:
+        make_config(**options)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_model_of_another_type_is_refused():
+    with pytest.raises(rr.UserError, match=r"^model must be a GPTConfig, got 'tiny'$"):
+        rr.TrainConfig(model="tiny", data="x")
+
+
+def test_equal_settings_of_other_types_are_the_same_run(make_config):
+    plain = make_config(weight_decay=0.0, steps=6, seed=3, learning_rate=0.5, ema_decay=None)
+    other = make_config(
+        weight_decay=0, steps=np.int64(6), seed=np.uint8(3), learning_rate=np.float32(0.5)
+    )
+    assert json.dumps(to_dict(other)) == json.dumps(to_dict(plain))
+    assert other.run_name("x") == plain.run_name("x")
+    assert (type(other.steps), type(other.weight_decay)) == (int, float)

@@ -15,15 +15,9 @@ import torch
 import resroute as rr
 from resroute.training import checkpoint
 from resroute.training.device import _without_folders
+from resroute.training.distributed import World
 from resroute.training.metrics import MetricsFile, finite
-
-
-class Ear(rr.Listener):
-    def __init__(self):
-        self.said = []
-
-    def message(self, text):
-        self.said.append(text)
+from resroute.training.preemption import StopRequest
 
 
 @pytest.fixture
@@ -51,14 +45,14 @@ def change(config, sign_checkpoint, **fields):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_state_that_cannot_be_is_refused(stopped, sign_checkpoint, fields):
+def test_a_state_that_cannot_be_is_refused(stopped, sign_checkpoint, fields, make_ear):
     change(stopped, sign_checkpoint, **fields)
     newest = Path(stopped.out, "checkpoints/step_000004")
     with pytest.raises(rr.UserError) as caught:
         rr.load(newest)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-    ear = Ear()
+    ear = make_ear()
     rr.train(stopped, resume=True, listener=ear)
     assert f"resumed from {newest.with_name('step_000002')}" in ear.said
 
@@ -174,10 +168,10 @@ def test_a_link_to_a_run_is_not_what_fresh_moves(stopped, replaced):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sessions": 5}'])
-def test_a_damaged_note_of_sessions_is_kept_and_begun_anew(stopped, text):
+def test_a_damaged_note_of_sessions_is_kept_and_begun_anew(stopped, text, make_ear):
     file = Path(stopped.out, "env.json")
     file.write_text(text)
-    ear = Ear()
+    ear = make_ear()
     rr.train(stopped, resume=True, listener=ear)
     kept = file.with_name("env.json.damaged-1")
     assert f"{file}: damaged; kept as {kept}, begun anew" in ear.said
@@ -185,10 +179,10 @@ def test_a_damaged_note_of_sessions_is_kept_and_begun_anew(stopped, text):
     assert [s["after_step"] for s in json.loads(file.read_text())["sessions"]] == [4]
 
 
-def test_lost_metrics_are_noticed(stopped):
+def test_lost_metrics_are_noticed(stopped, make_ear):
     metrics = Path(stopped.out, "metrics.jsonl")
     metrics.unlink()
-    ear = Ear()
+    ear = make_ear()
     rr.train(stopped, resume=True, listener=ear)
     assert f"{metrics}: the lines up to step 4 are lost; the run goes on without them" in ear.said
     # the loss of the weights in the checkpoint is found again
@@ -242,3 +236,49 @@ def test_one_training_at_a_time_in_a_process(make_config):
 def test_commands_are_kept_without_folders():
     found = [_without_folders(a) for a in ("--out=/a/b", "data=/x/y", "/z/w", "--steps=3", "a/b")]
     assert found == ["--out=b", "data=y", "w", "--steps=3", "a/b"]
+
+
+def test_a_run_of_a_million_steps_is_not_started_over(stopped):
+    folder = Path(stopped.out, "checkpoints")
+    (folder / "step_000002").rename(folder / "step_999999")
+    (folder / "step_000004").rename(folder / "step_1000000")
+    assert [path.name for path in checkpoint.candidates(folder)] == ["step_1000000", "step_999999"]
+    (folder / "step_10").mkdir()
+    lines = Path(stopped.out, "metrics.jsonl").read_text()
+    for state in folder.glob("*/state.json"):
+        state.unlink()
+    with pytest.raises(rr.UserError, match=r"is whole \(step_999999, step_1000000\)"):
+        rr.train(stopped, resume=True)
+    assert Path(stopped.out, "metrics.jsonl").read_text() == lines
+
+
+def test_a_signal_between_two_looks_is_not_another_signal():
+    class Late(StopRequest):
+        """Is asked by SIGTERM after the first look."""
+
+        looks = 0
+
+        @property
+        def signal(self):
+            self.looks += 1
+            return signal.SIGTERM if self.looks > 1 else None
+
+        @signal.setter
+        def signal(self, number):
+            pass
+
+    request = Late()
+    assert request.agreed(World()) is None
+    assert request.agreed(World()) == signal.SIGTERM
+
+
+def test_the_callers_random_numbers_are_left_alone(make_config):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    rr.train(make_config(steps=1, model={"dropout": 0.1}))
+    assert torch.equal(torch.rand(3), expected)
+    with pytest.raises(rr.UserError):
+        rr.train(make_config(out="b", learning_rate=1e30, clip_norm=1e30, warmup_steps=0, steps=20))
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3), expected)

@@ -227,10 +227,6 @@ def names(run):
     return {str(path.relative_to(run)) for path in Path(run).rglob("*")}
 
 
-def lines(run):
-    return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
-
-
 def numbers(line):
     """What a line of metrics says of the model."""
     names = ("loss", "ema_loss", "grad_norm", "entropy", "detail_weight", "embedding_weight")
@@ -238,7 +234,7 @@ def numbers(line):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_one_process_writes_and_is_heard(workers, make_config, parallel):
+def test_one_process_writes_and_is_heard(workers, make_config, parallel, runs):
     options = {"ema_decay": 0.5, "observe_every": 3, "peak_flops": 1e10}
     one = make_config(out="one", **options)
     several = make_config(out="several", parallel=parallel, **options)
@@ -250,7 +246,7 @@ def test_one_process_writes_and_is_heard(workers, make_config, parallel):
     assert (other["heard"], other["changed"]) == ([], [])
     assert {**other["summary"], "seconds": 0} == {**main["summary"], "seconds": 0}
     assert names(several.out) == names(one.out)
-    ours, theirs = lines(several.out), lines(one.out)
+    ours, theirs = runs.lines(several.out), runs.lines(one.out)
     assert [line["kind"] for line in ours] == [line["kind"] for line in theirs]
     assert len(ours) == 12
     for a, b in zip(ours, theirs, strict=True):
@@ -325,3 +321,67 @@ def test_processes_meet_where_those_before_them_have_met(workers):
     for _ in range(3):
         found = workers.values("meet", 3, timeout=60, port=store.port, late=0.3)
         assert found == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("name", ["read_gathered", "shard_sizes", "open_checkpoint"])
+def test_a_checkpoint_that_one_process_cannot_read_is_read_by_none(workers, make_config, name):
+    layout = "gathered" if name == "read_gathered" else "sharded"
+    module = "tensors" if name == "shard_sizes" else "checkpoint"
+    config = make_config(checkpoint_layout=layout, parallel="fsdp")
+    jobs = [("train", {"config": to_dict(config), "stop_at": 2})]
+    failing = {"rank": 1, "module": f"resroute.training.{module}", "name": name, "resume": True}
+    jobs.append(("train_failing", {"config": to_dict(config), **failing}))
+    found = errors(workers.run("several", 2, timeout=60, jobs=jobs))
+    said = f"{config.out}: none of its 1 checkpoints can be used\nprocess 1: {name} fails here"
+    assert found == [["UserError", said], ["OtherRankError", said]]
+
+
+@pytest.mark.parametrize("layout", ["gathered", "sharded"])
+def test_a_state_that_cannot_be_written_stops_all(workers, make_config, runs, layout):
+    config = make_config(checkpoint_layout=layout, parallel="fsdp")
+    failing = {"rank": 0, "module": "resroute.training.checkpoint", "name": "write_json"}
+    found = errors(workers.run("train_failing", 2, timeout=60, config=config, **failing))
+    assert found == [
+        ["UserError", "write_json fails here"], ["OtherRankError", "write_json fails here"],
+    ]  # fmt: skip
+    assert runs.leftovers(config.out) == []
+
+
+def test_a_folder_that_cannot_be_made_stops_all(workers, make_config, tmp_path):
+    (tmp_path / "file").write_text("")
+    config = make_config(out="file/run")
+    found = errors(workers.run("train", 2, timeout=60, config=config))
+    said = f"{config.out}: cannot be written (Not a directory); check the folder"
+    assert found == [["UserError", said], ["OtherRankError", said]]
+
+
+def test_processes_that_were_given_different_runs_do_not_begin(workers, make_config, tmp_path):
+    config = to_dict(make_config())
+    other = rr.prepare_storyworld(tmp_path / "tales", characters=30_000, seed=5)
+    differences = {
+        "learning_rate, seed": ({"seed": 1, "learning_rate": 0.5}, {}),
+        "evaluate_every": ({"evaluate_every": 3}, {}),
+        "corpus": ({"data": str(other.path)}, {}),
+        "resume, stop_at": ({}, {"resume": True, "stop_at": 3}),
+    }
+    for named, (fields, options) in differences.items():
+        found = errors(
+            workers.run(
+                "train_each", 2, timeout=60, configs=[config, {**config, **fields}],
+                options=[{}, options],
+            )
+        )  # fmt: skip
+        assert found[0][1] == (
+            f"process 1 was given another run than process 0, which differs in {named}; give all "
+            "the same command and corpus"
+        )
+        assert [kind for kind, _ in found] == ["UserError", "OtherRankError"]
+    assert not Path(config["out"]).exists()
+
+
+def test_each_process_may_name_its_own_place_of_the_corpus(workers, make_config, tmp_path):
+    config = to_dict(make_config(steps=1))
+    (tmp_path / "mounted").symlink_to(config["data"])
+    configs = [config, {**config, "data": str(tmp_path / "mounted"), "peak_flops": 1e10}]
+    main, other = workers.values("train_each", 2, configs=configs, options=[{}, {}])
+    assert main["validation_loss"] == other["validation_loss"]

@@ -107,20 +107,13 @@ def weights(path, **options):
     return rr.load(path, **options)[0].state_dict()
 
 
-def lines(path):
-    """Lines of metrics but for times, memory and what a half says of its own last step."""
-    records = [json.loads(line) for line in Path(path, "metrics.jsonl").read_text().splitlines()]
-    timed = ("tokens_per_second", "model_flop_utilisation", "memory_bytes")
-    return [{k: v for k, v in record.items() if k not in timed} for record in records]
-
-
 @pytest.mark.parametrize("move", MOVES, ids=name_of)
-def test_a_run_goes_on_with_any_number_of_processes(resumed, whole, move):
+def test_a_run_goes_on_with_any_number_of_processes(resumed, whole, move, runs):
     one, found = whole(1, "ddp"), resumed[name_of(move)]
     assert found["processes"] == move[2]
     assert found["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-6)
     assert found["best_validation_loss"] == pytest.approx(one["best_validation_loss"], rel=1e-6)
-    ours, theirs = lines(found["path"]), lines(one["path"])
+    ours, theirs = runs.lines(found["path"]), runs.lines(one["path"])
     assert [(line["kind"], line["step"]) for line in ours] == [
         (line["kind"], line["step"]) for line in theirs
     ]
@@ -135,11 +128,11 @@ def test_a_run_goes_on_with_any_number_of_processes(resumed, whole, move):
 
 
 @pytest.mark.parametrize("move", [m for m in MOVES if (m[0], m[1]) == (m[2], m[3])], ids=name_of)
-def test_the_same_number_goes_on_to_the_bit(resumed, whole, move):
+def test_the_same_number_goes_on_to_the_bit(resumed, whole, move, runs):
     found = resumed[name_of(move)]
     expected = whole(move[0], move[1].partition("-")[0])
     assert found["validation_loss"] == expected["validation_loss"]
-    assert lines(found["path"]) == lines(expected["path"])
+    assert runs.lines(found["path"]) == runs.lines(expected["path"])
     for ema in (False, True):
         ours, theirs = (weights(run["path"], ema=ema) for run in (found, expected))
         assert ours.keys() == theirs.keys()

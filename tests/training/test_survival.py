@@ -15,25 +15,9 @@ import resroute as rr
 from resroute.training.run import RunLock
 
 
-class Ear(rr.Listener):
-    def __init__(self):
-        self.said = []
-
-    def message(self, text):
-        self.said.append(text)
-
-
-class Sender(Ear):
-    """Sends this process a signal after a step."""
-
-    def __init__(self, step, number):
-        super().__init__()
-        self.step = step
-        self.number = number
-
-    def advance(self, step):
-        if step == self.step:
-            os.kill(os.getpid(), self.number)
+def send_after(step, number):
+    """What sends this process a signal after a step."""
+    return lambda now: os.kill(os.getpid(), number) if now == step else None
 
 
 def final(path):
@@ -43,41 +27,28 @@ def final(path):
     return {f"{f.stem}:{name}": t for f in files for name, t in load_file(f).items()}
 
 
-def assert_equal_runs(a, b):
-    left, right = final(a), final(b)
-    assert left.keys() == right.keys()
-    for name, tensor in left.items():
-        assert torch.equal(tensor, right[name]), name
-    assert lines(a) == lines(b)
-
-
-def lines(path, *kinds):
-    records = [json.loads(line) for line in Path(path, "metrics.jsonl").read_text().splitlines()]
-    noise = ("tokens_per_second", "model_flop_utilisation", "memory_bytes")
-    kept = [{k: v for k, v in record.items() if k not in noise} for record in records]
-    return [record for record in kept if not kinds or record["kind"] in kinds]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_run_goes_on_to_the_bit(make_config, number):
+def test_a_signal_saves_and_the_run_goes_on_to_the_bit(make_config, number, runs, make_ear):
     options = {"checkpoint_every": 100, "model": {"dropout": 0.1}, "ema_decay": 0.5}
     whole = rr.train(make_config(out="whole", **options))
     config = make_config(out="stopped", **options)
     before = signal.getsignal(number)
     with pytest.raises(rr.Preempted) as caught:
-        rr.train(config, listener=Sender(3, number))
+        rr.train(config, listener=make_ear(send_after(3, number)))
     assert (caught.value.step, caught.value.signal) == (3, number)
     assert str(caught.value) == (
         f"{config.out} was asked to stop after step 3; its checkpoint is saved"
     )
     assert signal.getsignal(number) is before
-    ear = Ear()
+    ear = make_ear()
     rr.train(config, resume=True, listener=ear)
     assert f"resumed from {config.out}/checkpoints/step_000003" in ear.said
-    assert_equal_runs(whole["path"], config.out)
+    runs.assert_same(whole["path"], config.out)
 
 
-def test_a_signal_in_an_evaluation_cuts_it_short_and_it_is_done_again(make_config, monkeypatch):
+def test_a_signal_in_an_evaluation_cuts_it_short_and_it_is_done_again(
+    make_config, monkeypatch, runs
+):
     whole = rr.train(make_config(out="whole"))
     config = make_config(out="stopped")
     record = rr.training.metrics.MetricsFile.append
@@ -92,27 +63,26 @@ def test_a_signal_in_an_evaluation_cuts_it_short_and_it_is_done_again(make_confi
     with pytest.raises(rr.Preempted):
         rr.train(config)
     monkeypatch.undo()
-    assert lines(config.out)[-1]["kind"] == "train"
+    assert runs.lines(config.out)[-1]["kind"] == "train"
     state = json.loads(Path(config.out, "checkpoints/step_000004/state.json").read_text())
     assert state["validation_loss"] is None
     rr.train(config, resume=True)
-    assert_equal_runs(whole["path"], config.out)
+    runs.assert_same(whole["path"], config.out)
 
 
-def test_a_second_signal_of_a_kind_is_not_held_back(make_config):
-    class Twice(Sender):
-        def advance(self, step):
-            if step == self.step:
-                holding = signal.getsignal(self.number)
-                os.kill(os.getpid(), self.number)
-                # two that come at once are one
-                while signal.getsignal(self.number) is holding:
-                    time.sleep(0.001)
-                os.kill(os.getpid(), self.number)
-                time.sleep(5)
+def test_a_second_signal_of_a_kind_is_not_held_back(make_config, make_ear):
+    def send_twice(step):
+        if step == 3:
+            holding = signal.getsignal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            # two that come at once are one
+            while signal.getsignal(signal.SIGINT) is holding:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
 
     config = make_config()
-    ear = Twice(3, signal.SIGINT)
+    ear = make_ear(send_twice)
     # a shell starts what is in its background with the signal ignored
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -125,7 +95,7 @@ def test_a_second_signal_of_a_kind_is_not_held_back(make_config):
 
 
 @pytest.mark.parametrize("stop", [2, 3])
-def test_intervals_may_change_where_a_run_goes_on(make_config, stop):
+def test_intervals_may_change_where_a_run_goes_on(make_config, stop, runs):
     before = {"log_every": 2, "evaluate_every": 3, "checkpoint_every": 4}
     after = {"log_every": 1, "evaluate_every": 2, "checkpoint_every": 1, "observe_every": 2}
     whole = rr.train(make_config(out="whole", steps=8, **after))
@@ -133,10 +103,10 @@ def test_intervals_may_change_where_a_run_goes_on(make_config, stop):
     rr.train(config, stop_at=stop)
     rr.train(dataclasses.replace(config, **after), resume=True)
     assert all(torch.equal(t, final(config.out)[n]) for n, t in final(whole["path"]).items())
-    expected = [line for line in lines(whole["path"]) if line["step"] > stop]
-    found = [line for line in lines(config.out) if line["step"] > stop]
+    expected = [line for line in runs.lines(whole["path"]) if line["step"] > stop]
+    found = [line for line in runs.lines(config.out) if line["step"] > stop]
     assert found == expected
-    keys = [(line["kind"], line["step"]) for line in lines(config.out)]
+    keys = [(line["kind"], line["step"]) for line in runs.lines(config.out)]
     assert len(keys) == len(set(keys))
 
 
@@ -213,32 +183,32 @@ def test_what_a_kill_left_is_removed(make_config):
     assert [path.name for path in run.glob(".*.tmp")] == [".mine.tmp"]
 
 
-def test_a_damaged_checkpoint_is_told_of_kept_and_passed_over(make_config):
+def test_a_damaged_checkpoint_is_told_of_kept_and_passed_over(make_config, runs, make_ear):
     whole = rr.train(make_config(out="whole"))
     config = make_config(out="parts")
     rr.train(config, stop_at=4)
     newest = Path(config.out, "checkpoints/step_000004")
     content = (newest / "optimizer.safetensors").read_bytes()
     (newest / "optimizer.safetensors").write_bytes(content[:-1])
-    ear = Ear()
+    ear = make_ear()
     rr.train(config, resume=True, listener=ear)
     assert ear.said[:3] == [
         f"{newest}/optimizer.safetensors: truncated; use another checkpoint: going back",
         f"kept as {newest}.damaged-1",
         f"resumed from {newest.with_name('step_000002')}",
     ]
-    assert_equal_runs(whole["path"], config.out)
+    runs.assert_same(whole["path"], config.out)
     assert (newest.with_name("step_000004.damaged-1") / "state.json").exists()
 
 
-def test_a_checkpoint_without_its_state_is_kept_aside(make_config):
+def test_a_checkpoint_without_its_state_is_kept_aside(make_config, runs):
     whole = rr.train(make_config(out="whole"))
     config = make_config(out="parts")
     rr.train(config, stop_at=4)
     newest = Path(config.out, "checkpoints/step_000004")
     (newest / "state.json").unlink()
     rr.train(config, resume=True)
-    assert_equal_runs(whole["path"], config.out)
+    runs.assert_same(whole["path"], config.out)
     aside = newest.with_name("step_000004.damaged-1")
     assert sorted(path.name for path in aside.iterdir()) == [
         "model.safetensors", "optimizer.safetensors",
@@ -313,7 +283,7 @@ def test_a_loss_that_is_no_longer_finite_names_everything(make_config):
         rr.train(config)
 
 
-def test_an_average_of_the_weights_follows_them(make_config):
+def test_an_average_of_the_weights_follows_them(make_config, runs):
     config = make_config(steps=3, ema_decay=0.75, checkpoint_every=1, keep=10, evaluate_every=1)
     summary = rr.train(config)
     torch.manual_seed(config.seed)
@@ -327,7 +297,7 @@ def test_an_average_of_the_weights_follows_them(make_config):
             torch.testing.assert_close(found[name], average[name], rtol=1e-6, atol=1e-7)
     model, _, _ = rr.load(summary["path"], ema=True)
     assert torch.equal(model.head.weight, found["head.weight"])
-    last = lines(summary["path"], "validation")[-1]
+    last = runs.lines(summary["path"], "validation")[-1]
     assert last["loss"] == summary["validation_loss"]
     evaluation = rr.data.evaluation_windows(
         rr.data.open_corpus(Path(config.data)), context=48, max_windows=4
@@ -342,53 +312,17 @@ def test_an_average_of_the_weights_follows_them(make_config):
         rr.load(plain["path"], ema=True)
 
 
-def test_deterministic_is_real(make_config):
-    config = make_config(deterministic=True)
-
-    class Asker(rr.Listener):
-        def advance(self, step):
-            assert torch.are_deterministic_algorithms_enabled()
-
-    rr.train(config, stop_at=3, listener=Asker())
-    assert not torch.are_deterministic_algorithms_enabled()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        with pytest.raises(rr.UserError) as caught:
-            rr.train(config, resume=True)
-        assert str(caught.value) == (
-            f"{config.out}/checkpoints/step_000003: a deterministic run cannot go on to the bit, "
-            f"since it differs in threads ({threads} there, {threads + 1} here)\n"
-            "leave out --deterministic to go on all the same"
-        )
-        rr.train(dataclasses.replace(config, deterministic=False), resume=True, stop_at=4)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_deterministic_is_refused_where_it_cannot_be_had(monkeypatch):
-    from resroute.training.device import deterministic_algorithms
-
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    for device, message in (("mps", "not to be had on mps"), ("cuda", "needs CUBLAS_WORKSPACE")):
-        with (
-            pytest.raises(rr.UserError, match=message),
-            deterministic_algorithms(torch.device(device)),
-        ):
-            pass
-
-
 @pytest.mark.parametrize(("steps", "warmup"), [(0, 0), (1, 0), (1, 1), (4, 4), (4, 0), (2, 50)])
-def test_short_runs_and_warm_ups_of_every_length_behave(make_config, steps, warmup):
+def test_short_runs_and_warm_ups_of_every_length_behave(make_config, steps, warmup, runs):
     summary = rr.train(make_config(steps=steps, warmup_steps=warmup))
-    rates = [r["learning_rate"] for r in lines(summary["path"], "train")]
+    rates = [r["learning_rate"] for r in runs.lines(summary["path"], "train")]
     assert len(rates) == steps
     peak, final_rate = 3e-3, 3e-4
     if warmup >= steps:
         assert rates == pytest.approx([peak * (i + 1) / warmup for i in range(steps)])
     else:
         assert rates[-1] == pytest.approx(final_rate)
-    assert sorted(r["step"] for r in lines(summary["path"], "validation"))[-1] == steps
+    assert sorted(r["step"] for r in runs.lines(summary["path"], "validation"))[-1] == steps
     assert rr.load(summary["path"])[2].steps == steps
 
 

@@ -24,8 +24,9 @@ _MOST_SECONDS = 150
 class Torchrun:
     """`torchrun -m resroute train` of a small model into a folder."""
 
-    def __init__(self, words, out):
+    def __init__(self, words, out, lines):
         self.out = out
+        self.lines = lines
         self.words = ["-m", "resroute", *words]
         self.started = []
 
@@ -45,7 +46,7 @@ class Torchrun:
         """Until a line tells of a step of training."""
         deadline = time.monotonic() + _MOST_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
-            if any((line["kind"], line["step"]) == ("train", step) for line in lines(self.out)):
+            if ("train", step) in [(line["kind"], line["step"]) for line in self.lines(self.out)]:
                 return
             time.sleep(0.01)
         process.kill()
@@ -66,30 +67,22 @@ def workers_of(agent):
     return [int(pid) for pid in children.read_text().split()] if children.exists() else []
 
 
-def lines(run):
-    """Whole lines of metrics, without what depends on time and memory."""
-    file = Path(run, "metrics.jsonl")
-    whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
-    timed = ("tokens_per_second", "model_flop_utilisation", "memory_bytes")
-    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in whole]
-
-
 @pytest.fixture
-def torchrun(cheap_corpus, train_words, tmp_path):
+def torchrun(cheap_corpus, train_words, tmp_path, runs):
     out = tmp_path / "run"
-    command = Torchrun(train_words(cheap_corpus.path, out), out)
+    command = Torchrun(train_words(cheap_corpus.path, out), out, runs.lines)
     yield command
     command.end()
 
 
 @pytest.fixture
-def alone(workers, tmp_path):
+def alone(workers, tmp_path, runs):
     """Lines of a run of the same configuration as another, on so many processes, unbroken."""
 
     def run(other, size=1):
         config, _ = read_config(other)
         config = dataclasses.replace(config, out=str(tmp_path / f"alone-{size}"))
-        return lines(workers.values("train", size, config=config)[0]["path"])
+        return runs.lines(workers.values("train", size, config=config)[0]["path"])
 
     return run
 
@@ -106,11 +99,11 @@ def assert_close(ours, theirs):
 STANDALONE = ("--standalone", "--nproc-per-node", "2")
 
 
-def test_two_processes_are_one_run_and_one_speaks(torchrun, alone):
+def test_two_processes_are_one_run_and_one_speaks(torchrun, alone, runs):
     process = torchrun.start(STANDALONE, "--steps", "6", "--blocks", "2")
     out, err = process.communicate(timeout=_MOST_SECONDS)
     assert process.returncode == 0, err
-    assert_close(lines(torchrun.out), alone(torchrun.out))
+    assert_close(runs.lines(torchrun.out), alone(torchrun.out))
     assert out.count("entropy floor") == 1
     assert out.splitlines()[-1] == str(torchrun.out)
     assert err.count("2 processes (ddp)") == 1
@@ -132,7 +125,7 @@ runpy.run_module("resroute", run_name="__main__", alter_sys=True)
 """
 
 
-def test_torchrun_goes_on_after_a_worker_was_killed(torchrun, alone, tmp_path):
+def test_torchrun_goes_on_after_a_worker_was_killed(torchrun, alone, tmp_path, runs):
     # after the restart the main process comes last, when what the killed one has left in
     # torchrun's store was long seen
     script = tmp_path / "late.py"
@@ -155,12 +148,12 @@ def test_torchrun_goes_on_after_a_worker_was_killed(torchrun, alone, tmp_path):
     assert first == 0
     assert second in (20, 40, 60, 80)
     # to the bit those of two processes that nobody has killed, and close to those of one
-    assert lines(torchrun.out) == alone(torchrun.out, 2)
-    assert_close(lines(torchrun.out), alone(torchrun.out))
+    assert runs.lines(torchrun.out) == alone(torchrun.out, 2)
+    assert_close(runs.lines(torchrun.out), alone(torchrun.out))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_torchrun_leaves_a_checkpoint(torchrun, number):
+def test_a_signal_to_torchrun_leaves_a_checkpoint(torchrun, number, runs):
     # it hands the signal on to its workers, and waits for them up to 30 seconds
     process = torchrun.start(STANDALONE, "--steps", "2000", "--set", "checkpoint_every=1999")
     torchrun.wait_for(process, 5)
@@ -173,7 +166,7 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint(torchrun, number):
     (checkpoint,) = (torchrun.out / "checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step_"))
     assert f"was asked to stop after step {step};" in err
-    assert max(line["step"] for line in lines(torchrun.out)) == step
+    assert max(line["step"] for line in runs.lines(torchrun.out)) == step
     rr.load(torchrun.out)
 
 
@@ -208,7 +201,7 @@ def machines():
             ip("netns", "del", name)
 
 
-def test_two_machines_are_one_run(torchrun, alone, machines):
+def test_two_machines_are_one_run(torchrun, alone, machines, runs):
     (_, host, _), _ = machines
     processes = [
         torchrun.start(
@@ -225,7 +218,7 @@ def test_two_machines_are_one_run(torchrun, alone, machines):
     ]  # fmt: skip
     ended = [process.communicate(timeout=_MOST_SECONDS) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], ended
-    assert_close(lines(torchrun.out), alone(torchrun.out))
+    assert_close(runs.lines(torchrun.out), alone(torchrun.out))
     assert sum(out.count("entropy floor") for out, _ in ended) == 1
     assert sum(err.count("2 processes (fsdp)") for _, err in ended) == 1
     env = json.loads((torchrun.out / "env.json").read_text())

@@ -125,7 +125,7 @@ class Recorder(Listener):
         self.name, self.events = name, events
 
     def __getattribute__(self, name):
-        if name in ("message", "begin", "record", "advance", "end"):
+        if name in ("message", "begin", "record", "advance", "health", "end"):
             return lambda *args: self.events.append((self.name, name, *args))
         return super().__getattribute__(name)
 
@@ -136,7 +136,7 @@ def test_several_listeners_hear_every_event(start):
     run = start()
     told = [
         ("message", "hello"), ("begin", run), ("record", {"kind": "train"}), ("advance", 3),
-        ("end", {"steps": 6}),
+        ("health", []), ("end", {"steps": 6}),
     ]  # fmt: skip
     for name, value in told:
         getattr(both, name)(value)

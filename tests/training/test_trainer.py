@@ -32,22 +32,6 @@ def weights(path):
     return load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors")
 
 
-def assert_same_run(a, b):
-    for left, right in zip(weights(a), weights(b), strict=True):
-        assert left.keys() == right.keys()
-        for name in left:
-            assert torch.equal(left[name], right[name]), name
-    assert lines(a) == lines(b)
-
-
-def lines(path):
-    records = [json.loads(line) for line in Path(path, "metrics.jsonl").read_text().splitlines()]
-    for record in records:
-        for name in ("tokens_per_second", "model_flop_utilisation", "memory_bytes"):
-            record.pop(name, None)
-    return records
-
-
 METHODS = [
     rr.PreNorm(),
     rr.ReZero(),
@@ -60,7 +44,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("residual", METHODS, ids=lambda r: r.label)
-def test_three_and_three_steps_are_six_to_the_bit(make_config, residual):
+def test_three_and_three_steps_are_six_to_the_bit(make_config, residual, runs):
     options = {"model": {"dropout": 0.1}, "accumulation": 2}
     whole = rr.train(make_config(residual, out="whole", **options))
     parts = make_config(residual, out="parts", **options)
@@ -68,22 +52,22 @@ def test_three_and_three_steps_are_six_to_the_bit(make_config, residual):
     assert stopped == {"path": parts.out, "step": 3}
     resumed = rr.train(parts, resume=True)
     assert resumed["validation_loss"] == whole["validation_loss"]
-    assert_same_run(whole["path"], resumed["path"])
+    runs.assert_same(whole["path"], resumed["path"])
 
 
-def test_fifty_and_fifty_steps_are_a_hundred_to_the_bit(make_config):
+def test_fifty_and_fifty_steps_are_a_hundred_to_the_bit(make_config, runs):
     options = {"steps": 100, "evaluate_every": 20, "checkpoint_every": 50, "log_every": 5}
     whole = rr.train(make_config(out="whole", **options))
     parts = make_config(out="parts", **options)
     rr.train(parts, stop_at=50)
     rr.train(parts, resume=True)
-    assert_same_run(whole["path"], parts.out)
-    losses = [r["loss"] for r in lines(parts.out) if r["kind"] == "validation"]
+    runs.assert_same(whole["path"], parts.out)
+    losses = [r["loss"] for r in runs.lines(parts.out) if r["kind"] == "validation"]
     assert losses[-1] < losses[0] - 0.5
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 6])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(make_config, step):
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(make_config, step, runs):
     whole = rr.train(make_config(out="whole"))
     config = make_config(out="killed")
     with pytest.raises(KilledError):
@@ -93,25 +77,25 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(make_config, step):
         file.write('{"kind": "train", "st')
     assert not Path(config.out, "summary.json").exists()
     rr.train(config, resume=True)
-    assert_same_run(whole["path"], config.out)
+    runs.assert_same(whole["path"], config.out)
 
 
-def test_reporting_intervals_do_not_change_the_run(make_config):
+def test_reporting_intervals_do_not_change_the_run(make_config, runs):
     often = rr.train(make_config(out="a"))
     seldom = rr.train(make_config(out="b", evaluate_every=5, log_every=4, checkpoint_every=3))
     left, right = weights(often["path"])[0], weights(seldom["path"])[0]
     assert all(torch.equal(left[name], right[name]) for name in left)
     assert seldom["validation_loss"] == often["validation_loss"]
-    steps = [(r["kind"], r["step"]) for r in lines(seldom["path"])]
+    steps = [(r["kind"], r["step"]) for r in runs.lines(seldom["path"])]
     assert steps == [
         ("validation", 0), ("train", 4), ("validation", 5), ("train", 6), ("routing", 6),
         ("validation", 6),
     ]  # fmt: skip
 
 
-def test_the_same_seed_twice_is_equal_and_another_is_not(make_config):
+def test_the_same_seed_twice_is_equal_and_another_is_not(make_config, runs):
     first, second = rr.train(make_config(out="a")), rr.train(make_config(out="b"))
-    assert_same_run(first["path"], second["path"])
+    runs.assert_same(first["path"], second["path"])
     other = rr.train(make_config(out="c", seed=1))
     assert other["validation_loss"] != first["validation_loss"]
 
@@ -161,7 +145,7 @@ def test_accumulation_weighs_micro_batches_by_their_counted_tokens(
             torch.testing.assert_close(a, b.grad, rtol=1e-4, atol=1e-7)
 
 
-def test_a_step_is_adamw_on_the_batch_of_that_step(make_config, cheap_corpus):
+def test_a_step_is_adamw_on_the_batch_of_that_step(make_config, cheap_corpus, runs):
     config = make_config(steps=1, warmup_steps=0, final_learning_rate=1.0, clip_norm=1e9)
     torch.manual_seed(config.seed)
     model = rr.GPT(config.model)
@@ -179,17 +163,17 @@ def test_a_step_is_adamw_on_the_batch_of_that_step(make_config, cheap_corpus):
         # the first step of Adam moves by the sign of the gradient, damped by its eps
         moved = value * (1 - 3e-3 * decay) - 3e-3 * gradient / (gradient.abs() + 1e-8)
         torch.testing.assert_close(after[name], moved, atol=2e-6, rtol=1e-5, msg=name)
-    first = next(r for r in lines(summary["path"]) if r["kind"] == "train")
+    first = next(r for r in runs.lines(summary["path"]) if r["kind"] == "train")
     assert first["loss"] == pytest.approx(loss.item(), rel=1e-6)
 
 
-def test_files_of_a_run(make_config, cheap_corpus):
+def test_files_of_a_run(make_config, cheap_corpus, runs):
     config = make_config(rr.WAV(num_blocks=1), steps=5)
     summary = rr.train(config)
     run = Path(summary["path"])
     assert sorted(p.name for p in run.iterdir()) == [
-        ".lock", "checkpoints", "config.json", "depth_weights.json", "env.json", "metrics.jsonl",
-        "summary.json",
+        ".lock", "checkpoints", "config.json", "depth_weights.json", "env.json", "health.json",
+        "metrics.jsonl", "summary.json",
     ]  # fmt: skip
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step_000004", "step_000005"]
     written = json.loads((run / "summary.json").read_text())
@@ -203,7 +187,7 @@ def test_files_of_a_run(make_config, cheap_corpus):
     assert written["policy_parameters"] == 5 * 12 * 2 + 4 * 2
     assert written["peak_memory_bytes"] > 50e6
     assert (written["memory_kind"], written["device"]) == ("resident", "cpu")
-    best = min(r["loss"] for r in lines(run) if r["kind"] == "validation")
+    best = min(r["loss"] for r in runs.lines(run) if r["kind"] == "validation")
     assert written["best_validation_loss"] == best
     rows = json.loads((run / "depth_weights.json").read_text())["weights"]
     assert [sum(w for w in row if w is not None) for row in rows] == pytest.approx([1.0] * 5)
@@ -337,16 +321,11 @@ def test_one_batch_can_be_learnt_by_heart(cheap_corpus):
     assert loss.item() < 0.05
 
 
-def test_without_a_compiler_a_compiled_run_says_so_and_goes_on(make_config, monkeypatch):
+def test_without_a_compiler_a_compiled_run_says_so_and_goes_on(make_config, monkeypatch, make_ear):
     monkeypatch.setattr("resroute.training.trainer.has_cpp_compiler", lambda: False)
-    said = []
-
-    class Ear(rr.Listener):
-        def message(self, text):
-            said.append(text)
-
-    compiled = rr.train(make_config(out="a", compile=True), listener=Ear())
-    assert "no C++ compiler found: sublayers run uncompiled" in said
+    ear = make_ear()
+    compiled = rr.train(make_config(out="a", compile=True), listener=ear)
+    assert "no C++ compiler found: sublayers run uncompiled" in ear.said
     plain = rr.train(make_config(out="b"))
     assert compiled["validation_loss"] == plain["validation_loss"]
 
@@ -362,12 +341,12 @@ def test_a_compiled_run_stays_near_the_plain_one(make_config):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_run_stopped_before_its_first_steps_goes_on(make_config, first):
+def test_a_run_stopped_before_its_first_steps_goes_on(make_config, first, runs):
     whole = rr.train(make_config(out="whole"))
     config = make_config(out="parts")
     rr.train(config, stop_at=first)
     rr.train(config, resume=True)
-    assert_same_run(whole["path"], config.out)
+    runs.assert_same(whole["path"], config.out)
     with pytest.raises(ValueError, match="stop_at must be at least 0, got -1"):
         rr.train(make_config(out="none"), stop_at=-1)
 
@@ -383,25 +362,19 @@ def test_a_lost_metrics_file_does_not_cost_the_final_loss(make_config):
         assert rr.train(config, resume=True)["validation_loss"] == whole["validation_loss"]
 
 
-def test_an_unfinished_run_without_checkpoint_says_that_it_starts_over(make_config):
-    said = []
+def test_an_unfinished_run_without_checkpoint_says_that_it_starts_over(make_config, make_ear):
+    def interrupt(step):
+        raise KeyboardInterrupt
 
-    class Ear(rr.Listener):
-        def message(self, text):
-            said.append(text)
-
-    class Hand(Ear):
-        def advance(self, step):
-            raise KeyboardInterrupt
-
-    config = make_config()
+    config, ear = make_config(), make_ear(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        rr.train(config, listener=Hand())
-    assert said[-1] == "stopped after step 1; newest checkpoint: none yet"
-    rr.train(config, resume=True, listener=Ear())
-    assert "no checkpoint yet: starting from step 0" in said
-    rr.train(config, fresh=True, listener=Ear())
-    assert f"the old run is kept as {config.out}.old-1" in said
+        rr.train(config, listener=ear)
+    assert ear.said[-1] == "stopped after step 1; newest checkpoint: none yet"
+    ear = make_ear()
+    rr.train(config, resume=True, listener=ear)
+    assert "no checkpoint yet: starting from step 0" in ear.said
+    rr.train(config, fresh=True, listener=ear)
+    assert f"the old run is kept as {config.out}.old-1" in ear.said
 
 
 def test_a_backend_that_cannot_serve_is_refused_before_anything_is_written(
@@ -415,15 +388,10 @@ def test_a_backend_that_cannot_serve_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("backend", ["reference", "lean"])
-def test_a_run_says_and_uses_the_backend_that_it_names(make_config, backend):
-    said = []
-
-    class Listening(rr.Listener):
-        def message(self, text):
-            said.append(text)
-
+def test_a_run_says_and_uses_the_backend_that_it_names(make_config, backend, make_ear):
+    ear = make_ear()
     # who computes is no part of what a run is
     config = make_config(rr.WAV(num_blocks=1), out=f"by-{backend}", backend=backend)
-    rr.train(config, listener=Listening())
-    assert any(f"routing by {backend}" in text for text in said)
+    rr.train(config, listener=ear)
+    assert any(f"routing by {backend}" in text for text in ear.said)
     assert config.run_name("x") == make_config(rr.WAV(num_blocks=1)).run_name("x")

@@ -11,6 +11,9 @@ from resroute.experiments.estimate import Estimator as Estimator
 from resroute.experiments.facts import FactScores as FactScores
 from resroute.experiments.facts import lines as fact_lines
 from resroute.experiments.facts import score_facts as score_facts
+from resroute.experiments.importance import Ablation as Ablation
+from resroute.experiments.importance import Importance as Importance
+from resroute.experiments.importance import importance as importance
 from resroute.experiments.plan import Plan as Plan
 from resroute.experiments.plan import read_plan as read_plan
 from resroute.experiments.rates import Rates as Rates
@@ -39,12 +42,14 @@ from resroute.experiments.sweep import sweep as sweep
 
 __all__ = [
     "SUITES",
+    "Ablation",
     "CellState",
     "Design",
     "Engine",
     "Estimate",
     "Estimator",
     "FactScores",
+    "Importance",
     "LocalEngine",
     "Outcome",
     "Plan",
@@ -59,6 +64,7 @@ __all__ = [
     "demo_configs",
     "fact_lines",
     "groups_table",
+    "importance",
     "make_report",
     "make_suite",
     "plan_tasks",

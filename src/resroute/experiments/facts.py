@@ -110,9 +110,9 @@ def score_facts(
         UserError: A vocabulary without the stories' characters or without an end of text, or
             stories longer than the model's context, or a model that has diverged.
     """
-    require_whole("the seed of the stories", seed, 0)
-    require_whole("the number of stories", stories, 1)
-    require_whole("the batch", batch, 1)
+    seed = require_whole("the seed of the stories", seed, 0)
+    stories = require_whole("the number of stories", stories, 1)
+    batch = require_whole("the batch", batch, 1)
     kinds: list[Combined] = ["seen", "held out"] if story.held_out else ["seen"]
     groups: list[FactGroup] = []
     for kind in kinds:

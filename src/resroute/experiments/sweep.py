@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from resroute.analysis import read_run
 from resroute.config import UserError
@@ -18,7 +18,7 @@ from resroute.experiments.engines import Engine
 from resroute.experiments.plan import Plan, grown, read_plan, write_plan
 from resroute.experiments.results import RUNS_FILE, add_result, read_results
 from resroute.experiments.suites import Suite
-from resroute.files import read_json
+from resroute.files import lock_file, read_json
 from resroute.training import Preempted
 from resroute.training.metrics import MetricsFile
 from resroute.training.preemption import StopRequest
@@ -144,9 +144,8 @@ def sweep(
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    lock = FileLock(out / _LOCK, timeout=0)
     try:
-        lock.acquire()
+        held = lock_file(out / _LOCK, timeout=0)
     except Timeout:
         raise UserError(
             f"{out} is in use by another sweep; wait for it, or give another folder with --out"
@@ -154,7 +153,9 @@ def _locked(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
+        # none where the file system has no locks; the runs' folders say so
+        if held is not None:
+            held.release()
 
 
 class _Sweep:

@@ -6,6 +6,7 @@ queries, optional qk-norm, tied or untied head, and a residual policy in place o
 B batch, T tokens, D width, L layers, V vocabulary.
 """
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from resroute.config import UserError
+from resroute.config import UserError, require_whole, settle
 from resroute.model.attention import Attention, Cache, LayerCache, Rotation, rotation
 from resroute.model.loss import cross_entropy, linear_cross_entropy, widen
 from resroute.model.projection import project
@@ -62,10 +63,9 @@ class GPTConfig:
     norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        settle(self)
         for name, most in _MOST.items():
-            value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise UserError(f"{name} must be at least 1 and at most {most}, got {value}")
+            require_whole(name, getattr(self, name), 1, most)
         if self.dim % self.num_heads:
             near = [h for h in range(1, self.dim + 1) if self.dim % h == 0]
             closest = min(near, key=lambda h: abs(h - self.num_heads))
@@ -85,10 +85,6 @@ class GPTConfig:
                 f"num_heads must be divisible by num_kv_heads, got {self.num_heads} and "
                 f"{self.num_kv_heads}"
             )
-        if self.mlp not in ("swiglu", "gelu"):
-            raise UserError(f"mlp must be 'swiglu' or 'gelu', got {self.mlp!r}")
-        if self.position not in ("rope", "learned"):
-            raise UserError(f"position must be 'rope' or 'learned', got {self.position!r}")
         if not 0 < self.mlp_ratio <= 1000 or self.hidden_dim < 1:
             raise UserError(
                 f"mlp_ratio must be at most 1000 and leave a hidden unit, got {self.mlp_ratio} at "
@@ -187,7 +183,12 @@ class GPT(nn.Module):
                 else nn.Linear(config.dim, config.vocab_size, bias=False)
             )
         self.to_empty(device=device)
-        self.policy = config.residual.build(config.num_layers, config.dim)
+        with warnings.catch_warnings():
+            # said below, of the line that builds the model
+            warnings.simplefilter("ignore")
+            self.policy = config.residual.build(config.num_layers, config.dim)
+        for note in self.policy.notes:
+            warnings.warn(note, stacklevel=2)
         self.init_weights()
 
     @torch.no_grad()
@@ -324,3 +325,10 @@ class GPT(nn.Module):
             cache.length += length
         normalised: Tensor = self.norm(self.policy.finish(stream))
         return normalised
+
+
+def outline(config: GPTConfig) -> GPT:
+    """A model without its numbers, on the meta device, and without notes on its shape."""
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return GPT(config)

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from resroute.config import UserError
-from resroute.files import write_bytes
+from resroute.files import lock_file, write_bytes
 from resroute.ops.registry import Operators, register_fakes, registered
 
 _SOURCES = tuple(Path(__file__).with_name(f"native_{part}.cpp") for part in ("site", "block"))
@@ -91,14 +91,13 @@ def _load_library(folder: Path) -> None:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Be the one process that builds; the system lets the next one in however this one ends."""
-    lock = FileLock(folder / "build.lock")
+    file = folder / "build.lock"
     try:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            _logger.warning("waiting for another process that compiles the kernels: %s", folder)
-            lock.acquire()
-    except NotImplementedError:
+        held = lock_file(file, timeout=0)
+    except Timeout:
+        _logger.warning("waiting for another process that compiles the kernels: %s", folder)
+        held = lock_file(file)
+    if held is None:
         # no locks on this file system: several builds do no harm, since each has its own folder
         yield
         return
@@ -108,7 +107,7 @@ def _alone(folder: Path) -> Iterator[None]:
             shutil.rmtree(left, ignore_errors=True)
         yield
     finally:
-        lock.release()
+        held.release()
 
 
 def _build(library: Path) -> None:

@@ -12,12 +12,23 @@ from resroute.residual.attnres import BlockAttnRes as BlockAttnRes
 from resroute.residual.attnres import DeltaAttnRes as DeltaAttnRes
 from resroute.residual.wav import WAV as WAV
 from resroute.residual.wav import HAARES as HAARES
+from resroute.residual.capture import Capture as Capture
+from resroute.residual.capture import capture as capture
+from resroute.residual.findings import Finding as Finding
+from resroute.residual.health import health as health
+from resroute.residual.trajectory import Trajectory as Trajectory
+from resroute.residual.trajectory import trajectory as trajectory
+from resroute.residual.ablate import without_layer as without_layer
+from resroute.residual.ablate import without_sites as without_sites
+from resroute.residual.ablate import without_sources as without_sources
 
 __all__ = [
     "HAARES",
     "WAV",
     "BlockAttnRes",
+    "Capture",
     "DeltaAttnRes",
+    "Finding",
     "FullAttnRes",
     "LayerScale",
     "Policy",
@@ -25,4 +36,11 @@ __all__ = [
     "ReZero",
     "ResidualConfig",
     "Stream",
+    "Trajectory",
+    "capture",
+    "health",
+    "trajectory",
+    "without_layer",
+    "without_sites",
+    "without_sources",
 ]

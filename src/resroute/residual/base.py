@@ -2,16 +2,18 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from resroute.config import UserError, Variant, require_whole
+from resroute.config import UserError, Variant, require_whole, suggestion
 from resroute.residual.norms import Norm
 
 DEFAULT_KINDS = ("attention", "mlp")
+STREAM = "stream"
+"""What a plain sum of updates is called among sources."""
 
 
 class Stream(Protocol):
@@ -23,6 +25,10 @@ class Stream(Protocol):
 
 
 S = TypeVar("S", bound=Stream)
+
+
+class NothingLeftError(UserError):
+    """A read was asked for without any of its sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +57,9 @@ class ResidualConfig(Variant, ABC):
         Raises:
             UserError: Sizes below one, or settings that do not fit the stack.
         """
-        for name, value in (("num_layers", num_layers), ("dim", dim), ("len(kinds)", len(kinds))):
-            require_whole(name, value, 1)
+        num_layers = require_whole("num_layers", num_layers, 1)
+        dim = require_whole("dim", dim, 1)
+        require_whole("len(kinds)", len(kinds), 1)
         if isinstance(kinds, str):
             raise UserError(f"kinds must be a sequence of names, such as ({kinds!r},)")
         policy = self._build(num_layers, dim, tuple(kinds))
@@ -178,9 +185,61 @@ class Policy(nn.Module, ABC, Generic[S]):
             not route have one source, the stream, of weight one. A Delta site that mixes nothing
             has none.
         """
-        if stream.site != site:
-            raise UserError(f"the stream is at site {stream.site}; it has no weights of {site}")
+        self._expect_at(stream, site)
         return self._weights(stream)
+
+    def source_names(self, site: int | None = None) -> tuple[str, ...]:
+        """Names that `weights` gives at a site, or at any site, in order."""
+        return (STREAM,)
+
+    def sources(self, stream: S, site: int) -> dict[str, Tensor]:
+        """Values (..., D) of what a site, or the readout, can read.
+
+        Returns:
+            By the names of `weights`, details before matching; and as `stream` the plain sum of
+            updates, where the method keeps it.
+        """
+        self._expect_at(stream, site)
+        return self._sources(stream)
+
+    def read_without(self, stream: S, site: int, sources: Collection[str]) -> Tensor:
+        """What `read` would give if a site, or the readout, did not have some of its sources.
+
+        The softmax is taken over the others, which renormalises their weights; plain sums, gates
+        and biases stay. Computed by the formula on every backend; pure.
+
+        Args:
+            stream: At `site`.
+            site: The site that is read; `num_sites` is the readout.
+            sources: Names as in `weights`; those that the site does not have change nothing.
+
+        Raises:
+            NothingLeftError: No source is left, and the method has no plain sum to add a mix to.
+                (Delta has: its read is then the plain sum.)
+            UserError: A method that does not route, or a name that no site has.
+        """
+        self._expect_at(stream, site)
+        names = self.source_names()
+        if names == (STREAM,):
+            raise UserError(
+                f"{type(self).__name__} reads one sum: it has no sources to leave out; leave out "
+                "sites instead"
+            )
+        for name in sources:
+            if name not in names:
+                raise UserError(
+                    f"no site has a source {name!r}{suggestion(name, names)}; the readout has "
+                    f"{', '.join(self.source_names(self.num_sites)) or 'none'}"
+                )
+        return self._read_without(stream, frozenset(sources))
+
+    def coefficient(self, site: int) -> Tensor | None:
+        """What the update of a site is multiplied by as it is written, () or (D,); None is one."""
+        return None
+
+    def gate_of(self, site: int) -> Tensor | None:
+        """The gate (), of a gated method, between a site's plain sum and its mix."""
+        return None
 
     def source_rms(self, stream: S) -> dict[str, float]:
         """Size of each finished source of a stream, by its name in `weights`.
@@ -196,6 +255,18 @@ class Policy(nn.Module, ABC, Generic[S]):
                 f"the stream is at site {stream.site} of {self.num_sites}, got site {site}: "
                 "sites are read and written in order, each once"
             )
+
+    def _expect_at(self, stream: S, site: int) -> None:
+        if stream.site != site:
+            raise UserError(
+                f"the stream is at site {stream.site}, not at {site}: ask before a site is written"
+            )
+
+    def _sources(self, stream: S) -> dict[str, Tensor]:
+        return {STREAM: self._read(stream)}
+
+    def _read_without(self, stream: S, left_out: frozenset[str]) -> Tensor:
+        raise NotImplementedError("a policy with sources says how it reads without some")
 
     @abstractmethod
     def _reference(self, stream: S) -> Tensor:
@@ -215,3 +286,27 @@ class Policy(nn.Module, ABC, Generic[S]):
 
     @abstractmethod
     def _weights(self, stream: S) -> tuple[list[str], Tensor]: ...
+
+
+def policy_of(model: nn.Module) -> Policy[Any]:
+    """The policy that a model holds, or that it is.
+
+    Raises:
+        UserError: A model that holds none, or more than one.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"needs a policy or a model that holds one, got {type(model).__name__}")
+    found = [module for module in model.modules() if isinstance(module, Policy)]
+    if len(found) != 1:
+        raise UserError(
+            f"{type(model).__name__} holds {len(found)} residual policies, and exactly one is "
+            "needed; pass the policy itself"
+        )
+    return found[0]
+
+
+def site_name(policy: Policy[Any], site: int) -> str:
+    """A site for people: `3 attention`, or `readout`."""
+    if site == policy.num_sites:
+        return "readout"
+    return f"{site // len(policy.kinds)} {policy.kinds[site % len(policy.kinds)]}"

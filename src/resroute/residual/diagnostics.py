@@ -1,4 +1,4 @@
-"""Looking at the routing of a model while it runs, without changing the model."""
+"""Standing between a policy and its model while it runs: to look, or to intervene."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,35 +10,61 @@ from torch import Tensor
 from resroute.residual.base import Policy
 from resroute.residual.norms import Norm
 
-STREAM = ["stream"]
-"""Names of the sources of methods that do not route."""
+
+@contextmanager
+def replaced(policy: Policy[Any], **attributes: Any) -> Iterator[None]:
+    """Give a policy other methods while the context is open.
+
+    They are set on the instance, so that no other policy is touched; what was there before comes
+    back at the end, however it ends. Contexts may be nested.
+    """
+    held = vars(policy)
+    former = {name: held[name] for name in attributes if name in held}
+    held.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            held.pop(name, None)
+        held.update(former)
 
 
 @contextmanager
 def listening_to(
     policy: Policy[Any],
     on_read: Callable[[Any, int], None],
-    on_write: Callable[[int, Tensor], None] | None = None,
+    on_write: Callable[[Any, int, Tensor], None] | None = None,
+    *,
+    on_start: Callable[[Tensor], None] | None = None,
+    on_given: Callable[[Any, int, Tensor], None] | None = None,
 ) -> Iterator[None]:
-    """Tell of each read and write of a policy before it happens, while the context is open.
+    """Tell of what happens to a policy's streams while the context is open.
 
     Args:
-        policy: Its methods are replaced on the instance, so that no other policy is touched, and
-            put back at the end; contexts may be nested.
-        on_read: Given the stream and its site, `num_sites` at the readout.
-        on_write: Given the site and its update.
+        policy: Whose streams.
+        on_read: Given the stream and its site, `num_sites` at the readout, before a read.
+        on_write: Given the stream, its site and the update, before it is written.
+        on_start: Given the embedding, before a stream is opened on it.
+        on_given: Given the stream, the site and what the sublayer is given, after a read that is
+            not the readout. The one callback that may leave something in the autograd graph.
     """
+    start, write, finish = policy.start, policy.write, policy.finish
     read, read_normalised = policy.read, policy.read_normalised
-    finish, write = policy.finish, policy.write
     note_read = torch.no_grad()(on_read)
 
     def heard_read(stream: Any, site: int) -> Tensor:
         note_read(stream, site)
-        return read(stream, site)
+        given = read(stream, site)
+        if on_given is not None:
+            on_given(stream, site, given)
+        return given
 
     def heard_read_normalised(stream: Any, site: int, norm: Norm) -> tuple[Tensor, Any]:
         note_read(stream, site)
-        return read_normalised(stream, site, norm)
+        given, stream = read_normalised(stream, site, norm)
+        if on_given is not None:
+            on_given(stream, site, given)
+        return given, stream
 
     def heard_finish(stream: Any) -> Tensor:
         note_read(stream, policy.num_sites)
@@ -53,64 +79,17 @@ def listening_to(
         note_write = torch.no_grad()(on_write)
 
         def heard_write(stream: Any, site: int, update: Tensor) -> Any:
-            note_write(site, update)
+            note_write(stream, site, update)
             return write(stream, site, update)
 
         heard["write"] = heard_write
-    former = {name: vars(policy)[name] for name in heard if name in vars(policy)}
-    vars(policy).update(heard)
-    try:
+    if on_start is not None:
+        note_start = torch.no_grad()(on_start)
+
+        def heard_start(embedding: Tensor) -> Any:
+            note_start(embedding)
+            return start(embedding)
+
+        heard["start"] = heard_start
+    with replaced(policy, **heard):
         yield
-    finally:
-        for name in heard:
-            del vars(policy)[name]
-        vars(policy).update(former)
-
-
-@contextmanager
-def capture(policy: Policy[Any]) -> Iterator[dict[int, tuple[list[str], Tensor]]]:
-    """Collect the depth weights of every read while the context is open.
-
-    Yields:
-        Per site, the readout last: names of the S sources, and their weights (S,), averaged over
-        all tokens of the latest forward pass, in float64 on the CPU.
-    """
-    seen: dict[int, tuple[list[str], Tensor]] = {}
-
-    def note(stream: Any, site: int) -> None:
-        names, weights = policy.weights(stream, site)
-        seen[site] = (names, weights.flatten(0, -2).cpu().double().mean(0))
-
-    with listening_to(policy, note):
-        yield seen
-
-
-def depth_map(policy: Policy[Any], forward: Callable[[], Any]) -> dict[str, Any] | None:
-    """Mean depth weights of one forward pass as a table.
-
-    Args:
-        policy: Of the model that `forward` runs.
-        forward: Runs the model once.
-
-    Returns:
-        `sites` (R names), `sources` (S names) and `weights` (R rows of S numbers, None where a
-        site does not have a source); None where the method does not route.
-    """
-    with capture(policy) as seen:
-        forward()
-    rows = [seen[site] for site in sorted(seen)]
-    sources = list(dict.fromkeys(name for names, _ in rows for name in names))
-    if sources == STREAM:
-        return None
-    # running sources last: they exist at every block, finished ones from theirs on
-    sources.sort(key=lambda name: name.startswith("running"))
-    kinds = policy.kinds
-    sites = [
-        f"{site // len(kinds)} {kinds[site % len(kinds)]}" if site < policy.num_sites else "readout"
-        for site in sorted(seen)
-    ]
-    weights = []
-    for names, values in rows:
-        by_name = dict(zip(names, values.tolist(), strict=True))
-        weights.append([by_name.get(name) for name in sources])
-    return {"sites": sites, "sources": sources, "weights": weights}

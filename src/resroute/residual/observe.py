@@ -9,8 +9,8 @@ from torch import Tensor
 
 from resroute.config import UserError
 from resroute.core import compute_dtype
-from resroute.residual.base import Policy
-from resroute.residual.diagnostics import STREAM, listening_to
+from resroute.residual.base import STREAM, Policy
+from resroute.residual.diagnostics import listening_to
 
 Observation = dict[str, Any]
 """What `observe` returns: JSON values."""
@@ -47,12 +47,12 @@ def observe(policy: Policy[Any], forward: Callable[[], Any]) -> Observation:
 
     def note_read(stream: Any, site: int) -> None:
         names, weights = policy.weights(stream, site)
-        if names and names != STREAM:
+        if names and names != [STREAM]:
             reads[site] = _spread(names, weights, policy.detail_names)
         if site == policy.num_sites:
             sources.update(policy.source_rms(stream))
 
-    def note_write(site: int, update: Tensor) -> None:
+    def note_write(stream: Any, site: int, update: Tensor) -> None:
         wide = update.to(compute_dtype(update.dtype))
         updates[site] = wide.square().mean().sqrt().item()
 

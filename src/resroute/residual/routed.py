@@ -1,5 +1,6 @@
 """What routed methods share: depth sources, parameters of the mixer, the gate, the backend."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from resroute.core import (
 )
 from resroute.ops import SiteForm, block_read, choose, operators
 from resroute.ops.exact import read_dtype
-from resroute.residual.base import Policy
+from resroute.residual.base import STREAM, NothingLeftError, Policy, site_name
 from resroute.residual.norms import Folded, Norm, fold, normalise
 from resroute.residual.routed_config import RoutedConfig
 from resroute.residual.two_phase import Rows, Running, TwoPhase
@@ -116,6 +117,8 @@ class RoutedPolicy(Policy[RoutedStream]):
         if additive:
             self._slots[0] = self._slots[-1] = []
         every = [slot for slots in self._slots for slot in slots]
+        read = [name for site in range(len(self._slots)) for name in self.source_names(site)]
+        self._names = tuple(dict.fromkeys(read))
         self.detail_names = frozenset(slot.name for slot in every if slot.basis is not None)
         if signs is not None and not signs:
             signs = [()] * self.num_sites
@@ -138,6 +141,30 @@ class RoutedPolicy(Policy[RoutedStream]):
             nn.init.ones_(self.key_gain)
         if self.gate is not None:
             nn.init.zeros_(self.gate)
+
+    def source_names(self, site: int | None = None) -> tuple[str, ...]:
+        """Names that `weights` gives at a site, or at any site, in order."""
+        if site is None:
+            return self._names
+        return tuple(slot.name for slot in self._slots[site] if self._is_read(site, slot))
+
+    def initial_weights(self, site: int) -> dict[str, float]:
+        """Depth weights of a site, or of the readout, before any training: the same of all tokens.
+
+        A zero query leaves the biases of details.
+        """
+        slots = [slot for slot in self._slots[site] if self._is_read(site, slot)]
+        powers = [math.exp(self._initial_bias(slot)) for slot in slots]
+        total = math.fsum(powers)
+        return {slot.name: power / total for slot, power in zip(slots, powers, strict=True)}
+
+    def gate_of(self, site: int) -> Tensor | None:
+        """The gate () of a site that mixes, where the method is gated."""
+        return self.gate[site] if self.gate is not None and self._slots[site] else None
+
+    def coefficients(self, site: int) -> Sequence[float | Tensor]:
+        """What the update of a site is multiplied by in each detail of its block."""
+        return ()
 
     def source_rms(self, stream: RoutedStream) -> dict[str, float]:
         """Sizes of the embedding, where it is a source, and of what finished blocks gave."""
@@ -205,14 +232,20 @@ class RoutedPolicy(Policy[RoutedStream]):
             if is_normalised:
                 return read, stream
         else:
-            base = stream.total
             mix, stream, _ = self._mix(stream, None, compute_dtype(dtype))
-            # in the mix's dtype; with a closed gate this is the plain sum to the bit
-            base = base.to(mix.dtype)
-            step = mix if self.additive else mix - base
-            gate = self.gate
-            read = (base + (step if gate is None else gate[stream.site].to(mix) * step)).to(dtype)
+            read = self._blend(stream, mix)
         return (read if norm is None else normalise(stream.backend, read, norm)), stream
+
+    def _blend(self, stream: RoutedStream, mix: Tensor) -> Tensor:
+        """A read: its mix, or the plain sum and a mix, in the stream's dtype."""
+        if stream.total is None:
+            return mix.to(self._reference(stream).dtype)
+        # in the mix's dtype; with a closed gate this is the plain sum to the bit
+        base = stream.total.to(mix.dtype)
+        step = mix if self.additive else mix - base
+        gate = self.gate
+        step = step if gate is None else gate[stream.site].to(mix) * step
+        return (base + step).to(stream.total.dtype)
 
     def _mix(
         self, stream: RoutedStream, norm: Folded | None, dtype: torch.dtype
@@ -288,6 +321,26 @@ class RoutedPolicy(Policy[RoutedStream]):
         weights = self._mix_weights(stream.site, slots, sources)
         return [slot.name for slot in slots], weights.movedim(0, -1)
 
+    def _sources(self, stream: RoutedStream) -> dict[str, Tensor]:
+        slots, sources = self._pool(stream)
+        values = {slot.name: source.value for slot, source in zip(slots, sources, strict=True)}
+        return values if stream.total is None else {**values, STREAM: stream.total}
+
+    def _read_without(self, stream: RoutedStream, left_out: frozenset[str]) -> Tensor:
+        pairs = zip(*self._pool(stream), strict=True)
+        kept = [(slot, source) for slot, source in pairs if slot.name not in left_out]
+        if not kept:
+            if not self.additive:
+                raise NothingLeftError(
+                    f"without {', '.join(sorted(left_out))} nothing is left to read at "
+                    f"{site_name(self, stream.site)}; leave one of its sources"
+                )
+            assert stream.total is not None
+            return stream.total
+        slots, sources = [slot for slot, _ in kept], [source for _, source in kept]
+        mix = depth_mix(sources, self._mix_weights(stream.site, slots, sources))
+        return self._blend(stream, mix)
+
     def _pool(self, stream: RoutedStream) -> tuple[list[Slot], list[Source]]:
         slots = self._slots[stream.site]
         sources = list(stream.sources)
@@ -331,6 +384,9 @@ class RoutedPolicy(Policy[RoutedStream]):
     def _bias(self, site: int, slot: Slot) -> Tensor | None:
         """What is added to the logit of a source; None is nothing."""
         return None
+
+    def _initial_bias(self, slot: Slot) -> float:
+        return 0.0
 
     def _detail_biases(self, dtype: torch.dtype) -> Tensor | None:
         """Biases (rows, bases) of the details; None where there are none."""

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from resroute.config import UserError, require_whole
+from resroute.config import UserError, require_whole, settle
 from resroute.core import block_sites
 from resroute.residual.base import ResidualConfig
 
@@ -21,7 +21,8 @@ class RoutedConfig(ResidualConfig):
     """Blend from the plain sum by a gate that starts at zero: step 0 is PreNorm exactly."""
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.eps, float | int) and 0 <= self.eps <= 1):
+        settle(self)
+        if not 0 <= self.eps <= 1:
             raise UserError(f"eps must be at least 0 and at most 1, got {self.eps}")
 
 

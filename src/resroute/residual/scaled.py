@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from resroute.config import UserError, register
+from resroute.config import UserError, register, settle
 from resroute.core import accumulate
 from resroute.ops import SiteForm, choose, operators
 from resroute.ops import site as site_operation
 from resroute.ops.exact import addable, read_dtype
-from resroute.residual.base import Policy, ResidualConfig
+from resroute.residual.base import STREAM, Policy, ResidualConfig
 from resroute.residual.norms import Norm, fold, normalise
 
 _SUM = SiteForm(target=0)
@@ -29,10 +29,6 @@ class SumStream(NamedTuple):
 
 class SumPolicy(Policy[SumStream]):
     """`h <- h + c_s u` with a coefficient a site; reads and readout are `h`."""
-
-    def coefficient(self, site: int) -> Tensor | None:
-        """What the update of a site is multiplied by, () or (D,); None is one."""
-        return None
 
     def _reference(self, stream: SumStream) -> Tensor:
         return stream.total
@@ -75,7 +71,7 @@ class SumPolicy(Policy[SumStream]):
         return stream._replace(site=next_site, total=total, pending=None)
 
     def _weights(self, stream: SumStream) -> tuple[list[str], Tensor]:
-        return ["stream"], stream.total.new_ones((*stream.total.shape[:-1], 1))
+        return [STREAM], stream.total.new_ones((*stream.total.shape[:-1], 1))
 
 
 @register("pre_norm")
@@ -128,8 +124,8 @@ class LayerScale(ResidualConfig):
     One starts as PreNorm."""
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.init, float | int)
-        if self.init is not None and not (is_number and abs(self.init) <= 1e6):
+        settle(self)
+        if self.init is not None and not abs(self.init) <= 1e6:
             raise UserError(
                 f"LayerScale needs an init within 1e6, got {self.init}; the default is 1e-4"
             )

@@ -74,14 +74,9 @@ class WAV(BlockedConfig):
                 )
         if len(set(self.bases)) < len(self.bases):
             raise UserError(f"bases must differ from each other, got {list(self.bases)}")
-        if self.matching not in ("detached", "attached", "off"):
-            raise UserError(
-                f"matching must be 'detached', 'attached' or 'off', got {self.matching!r}"
-            )
-        if not (isinstance(self.detail_bias, float | int) and abs(self.detail_bias) <= _LARGE):
+        if not abs(self.detail_bias) <= _LARGE:
             raise UserError(f"detail_bias must be within {_LARGE:g}, got {self.detail_bias}")
-        is_number = isinstance(self.rho_max, float | int)
-        if self.rho_max is not None and not (is_number and 0 <= self.rho_max <= _LARGE):
+        if self.rho_max is not None and not 0 <= self.rho_max <= _LARGE:
             raise UserError(
                 f"rho_max must be at least 0 and at most {_LARGE:g}, or None for no limit, got "
                 f"{self.rho_max}"
@@ -170,13 +165,14 @@ class WAVPolicy(RoutedPolicy):
         self, stream: RoutedStream, update: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
         sums: Sequence[Tensor | None] = stream.running.streams or [None] * (1 + len(self.bases))
-        coefficients = (1.0, *self._coefficients(stream.site))
+        coefficients = (1.0, *self.coefficients(stream.site))
         return tuple(
             accumulate(total, update, coefficient, dtype=dtype)
             for total, coefficient in zip(sums, coefficients, strict=True)
         )
 
-    def _coefficients(self, site: int) -> Sequence[float | Tensor]:
+    def coefficients(self, site: int) -> Sequence[float | Tensor]:
+        """Signs of a site, or its learned coefficients, by basis."""
         if self.basis is None:
             return self.signs[site] if self.bases else ()
         block = self._block_of[site]
@@ -195,8 +191,14 @@ class WAVPolicy(RoutedPolicy):
             details.append(Source(detail, detail_inverse_rms, scale))
         return (state, *details)
 
+    def _initial_bias(self, slot: Slot) -> float:
+        return self.config.detail_bias if self._is_biased(slot) else 0.0
+
+    def _is_biased(self, slot: Slot) -> bool:
+        return slot.basis is not None and (self.bias_running or not slot.running)
+
     def _bias(self, site: int, slot: Slot) -> Tensor | None:
-        if slot.basis is None or (slot.running and not self.config.bias_running):
+        if slot.basis is None or not self._is_biased(slot):
             return None
         assert self.detail_bias is not None
         return self.detail_bias[site, slot.basis]

@@ -8,13 +8,10 @@ R rows (tokens of a micro-batch), D width, L layers, V vocabulary.
 """
 
 import functools
-import warnings
 from typing import Any
 
-import torch
-
 from resroute.config import UserError
-from resroute.model import GPT, GPTConfig
+from resroute.model import GPTConfig, outline
 from resroute.residual import WAV, BlockAttnRes, PreNorm
 from resroute.residual.running import RunningPlan, S, running_plan
 
@@ -24,13 +21,8 @@ SMALL_LOGITS = 8 * 2**20
 """Bytes up to which `model.loss` keeps all logits."""
 
 
-@functools.lru_cache(maxsize=16)
-def built(config: GPTConfig) -> GPT:
-    """The model without its numbers."""
-    with torch.device("meta"), warnings.catch_warnings():
-        # notes on the model's shape are for its training
-        warnings.simplefilter("ignore")
-        return GPT(config)
+built = functools.lru_cache(maxsize=16)(outline)
+"""`model.outline`, remembered."""
 
 
 def num_bases(config: GPTConfig) -> int:

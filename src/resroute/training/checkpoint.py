@@ -5,20 +5,29 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from resroute.config import UserError, from_dict, to_dict
 from resroute.data import Tokenizer, tokenizer_from_dict
-from resroute.files import digest, new_folder, parse_object, read_text, write_json
+from resroute.files import (
+    digest,
+    new_folder,
+    parse_object,
+    read_text,
+    require_regular,
+    set_aside,
+    write_json,
+)
 from resroute.training.config import TrainConfig
-from resroute.training.distributed import OtherRankError, World
+from resroute.training.distributed import World
 from resroute.training.tensors import (
     REMEDY,
     Groups,
+    gathered_shapes,
     read_gathered,
     read_sharded,
     shard_sizes,
@@ -55,24 +64,65 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint whose files are all there and hold what was written."""
+    """What a checkpoint folder says of itself."""
 
     path: Path
     progress: Progress
     config: TrainConfig
     tokenizer: Tokenizer
     layout: Layout
+    files: dict[str, tuple[int, str]]
+    """Bytes and SHA-256 of each file of tensors; none in the first format."""
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the groups of tensors that it has."""
+        return _groups(self.config)
+
+    def place(self, group: str) -> Path:
+        """Where the tensors of a group are: its file, or the folder of the shards."""
+        return self.path if self.layout == "sharded" else self.path / f"{group}.safetensors"
+
+    def check(self, groups: Iterable[str]) -> None:
+        """Compare the files of some groups with their sizes and checksums.
+
+        Raises:
+            UserError: A missing or changed file, or a shard of something else.
+        """
+        if self.layout == "gathered":
+            names = [name for group in groups if (name := f"{group}.safetensors") in self.files]
+        else:
+            names = list(self.files)
+        for name in names:
+            _check_file(self.path / name, *self.files[name])
+        if self.layout == "sharded":
+            found = {path.name for path in self.path.glob("*.safetensors")}
+            if found - self.files.keys():
+                raise UserError(f"{self.path}: has shards of something else; {REMEDY}")
+
+    def shapes(self, group: str) -> dict[str, tuple[int, ...]]:
+        """Shapes of a group's tensors by name, as the files list them: no tensor is read.
+
+        Raises:
+            UserError: A damaged file.
+        """
+        if self.layout == "gathered":
+            return gathered_shapes(self.place(group), ignored=_OBSOLETE)
+        start, sizes = f"{group}:", shard_sizes(self.path)
+        names = [name for name in sizes if name.startswith(start)]
+        return {name.removeprefix(start): sizes[name][0] for name in names}
 
     def read(self, templates: Groups, world: World | None = None) -> None:
-        """Fill tensors with what was saved; on several processes each fills its share.
+        """Fill tensors with what was saved; on several processes each fills its share, or none.
 
         Raises:
             UserError: A name, shape, type or value that does not fit.
         """
+        world = world or World()
         if self.layout == "sharded":
-            read_sharded(self.path, templates, world or World())
+            read_sharded(self.path, templates, world)
         else:
-            read_gathered(self.path, templates, ignored=_OBSOLETE)
+            world.together(lambda: read_gathered(self.path, templates, ignored=_OBSOLETE))
 
 
 def save(
@@ -92,16 +142,11 @@ def save(
         UserError: The disk does not take it; earlier checkpoints stay as they are.
     """
     target = folder / f"step_{progress.step:06d}"
-    failure: UserError | None = None
-    try:
-        _write(target, groups, progress, config, tokenizer, world)
-    except OtherRankError:
-        raise
-    except UserError as error:
-        failure = error
-    # said by the main process, known to all
-    world.from_main(lambda: _raise(failure))
-    _raise(failure)
+    with ExitStack() as stack:
+        # all write into a folder that the main process makes, and puts in its place
+        new = world.from_main(lambda: _open_folder(target, stack))
+        world.together(lambda: _write(new, groups, progress, config, tokenizer, world))
+        world.from_main(stack.close)
     if world.is_main:
         for old in _not_kept(folder, config.keep):
             # a link is someone's own doing; what cannot be removed costs room and no run
@@ -111,42 +156,29 @@ def save(
     return target
 
 
-def _raise(failure: UserError | None) -> None:
-    if failure is not None:
-        raise failure
+def _open_folder(target: Path, stack: ExitStack) -> Path:
+    if target.exists():
+        # too damaged to be looked at when the run went on
+        set_aside(target, "damaged")
+    return stack.enter_context(new_folder(target))
 
 
 def _write(
-    target: Path,
+    new: Path,
     groups: Groups,
     progress: Progress,
     config: TrainConfig,
     tokenizer: Tokenizer,
     world: World,
 ) -> None:
-    with _new_folder(target, world) as new:
+    if config.checkpoint_layout == "sharded":
+        write_sharded(new, groups)
+    else:
+        write_gathered(new if world.is_main else None, groups, world)
+    if world.is_main:
         if config.checkpoint_layout == "sharded":
-            write_sharded(new, groups)
-        else:
-            write_gathered(new if world.is_main else None, groups, world)
-        if world.is_main:
-            if config.checkpoint_layout == "sharded":
-                shard_sizes(new)
-            write_json(new / "state.json", _state(new, progress, config, tokenizer))
-
-
-@contextmanager
-def _new_folder(target: Path, world: World) -> Iterator[Path]:
-    """The folder that all processes write into, made and put in its place by the main one."""
-    if not world.is_main:
-        yield world.from_main(Path)
-        return
-    if target.exists():
-        # too damaged to be looked at when the run went on
-        set_aside(target)
-    with new_folder(target) as new:
-        world.from_main(lambda: new)
-        yield new
+            shard_sizes(new)
+        write_json(new / "state.json", _state(new, progress, config, tokenizer))
 
 
 def _state(
@@ -173,14 +205,20 @@ def signature(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+def named(folder: Path) -> list[Path]:
+    """Folders below a run's that have a checkpoint's name, newest first, whole or not."""
+    found = [path for path in folder.glob("step_*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+
+
 def candidates(folder: Path) -> list[Path]:
     """Checkpoint folders below a run's, newest first; they may be damaged."""
-    found = []
-    for path in folder.glob("step_*"):
-        match = _NAME.fullmatch(path.name)
-        if match and (path / "state.json").is_file():
-            found.append((int(match[1]), path))
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for path in named(folder) if (path / "state.json").is_file()]
+
+
+def newest(folder: Path) -> Path | None:
+    """The first of `candidates`, if there is one."""
+    return next(iter(candidates(folder)), None)
 
 
 def note_evaluation(path: Path, loss: float, best_loss: float | None) -> None:
@@ -192,25 +230,18 @@ def note_evaluation(path: Path, loss: float, best_loss: float | None) -> None:
     write_json(path / "state.json", {**state, "sha256": signature(state)})
 
 
-def set_aside(path: Path) -> Path:
-    """Give a damaged checkpoint or file a name that is not looked for; returns it."""
-    number = 1
-    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    return path.rename(kept)
-
-
 def best(folder: Path) -> Path | None:
     """The checkpoint of least validation loss among those of a run that were evaluated."""
-    losses = []
-    for path in candidates(folder):
+    losses = {}
+    # of equals the oldest
+    for path in reversed(candidates(folder)):
         try:
             loss = _read_state(path).get("validation_loss")
         except UserError:
             continue
         if isinstance(loss, float) and math.isfinite(loss):
-            losses.append((loss, path.name, path))
-    return min(losses)[2] if losses else None
+            losses[path] = loss
+    return min(losses, key=lambda path: losses[path], default=None)
 
 
 def _not_kept(folder: Path, keep: int) -> list[Path]:
@@ -218,16 +249,11 @@ def _not_kept(folder: Path, keep: int) -> list[Path]:
     return [path for path in candidates(folder)[keep:] if path != best_path]
 
 
-def open_checkpoint(path: Path, *, checks_files: bool = True) -> Saved:
-    """Read what a checkpoint folder says of itself and check its files against it.
-
-    Args:
-        path: The folder.
-        checks_files: Whether to compare every byte with its checksum, as is done first of all;
-            of several processes one is enough.
+def open_checkpoint(path: Path) -> Saved:
+    """Read what a checkpoint folder says of itself; its tensors are not looked at.
 
     Raises:
-        UserError: A missing, damaged or unknown file.
+        UserError: No such file, or one that is damaged, changed or of an unknown format.
     """
     state = _read_state(path)
     version = state.get("format_version")
@@ -242,14 +268,11 @@ def open_checkpoint(path: Path, *, checks_files: bool = True) -> Saved:
     if is_signed and (version == _OLDER or state.get("sha256") != signature(state)):
         raise UserError(f"{file}: was changed after it was written; {REMEDY}")
     try:
-        saved = _saved(path, state)
-        if version == FORMAT_VERSION and checks_files:
-            _check_files(path, state["files"], saved)
+        return _saved(path, state)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         if isinstance(error, UserError) and str(path) in str(error):
             raise
         raise UserError(f"{file}: incomplete ({error}); {REMEDY}") from error
-    return saved
 
 
 def _saved(path: Path, state: dict[str, Any]) -> Saved:
@@ -280,7 +303,36 @@ def _saved(path: Path, state: dict[str, Any]) -> Saved:
         config=config,
         tokenizer=tokenizer,
         layout=layout,
+        files={} if state["format_version"] == _OLDER else _files(path, state, layout, config),
     )
+
+
+def _groups(config: TrainConfig) -> list[str]:
+    return ["model", "optimizer", *(["ema"] if config.ema_decay is not None else [])]
+
+
+def _files(
+    path: Path, state: dict[str, Any], layout: Layout, config: TrainConfig
+) -> dict[str, tuple[int, str]]:
+    """Sizes and checksums of the files that a state lists.
+
+    Raises:
+        UserError: Another name than checkpoints have, or a link.
+    """
+    whole = [f"{group}.safetensors" for group in _groups(config)]
+    files = {}
+    for name, about in state["files"].items():
+        is_known = _SHARD.fullmatch(name) or name in whole
+        # names come from the file: one that leads elsewhere is not followed
+        if not is_known or (path / name).is_symlink():
+            raise UserError(f"{path}: names an unknown file {name[:200]!r}; {REMEDY}")
+        size, sha256 = about["bytes"], about["sha256"]
+        if type(size) is not int or type(sha256) is not str:
+            raise ValueError(f"size and checksum of {name}")
+        files[name] = (size, sha256)
+    if layout == "gathered" and not set(whole) <= files.keys():
+        raise ValueError(f"it lists no {next(name for name in whole if name not in files)}")
+    return files
 
 
 def _number(value: Any) -> float | None:
@@ -298,31 +350,14 @@ def _read_state(path: Path) -> dict[str, Any]:
     return parse_object(read_text(file, REMEDY), str(file), REMEDY)
 
 
-def _check_files(path: Path, files: dict[str, Any], saved: Saved) -> None:
-    """Compare each file with its size and checksum.
-
-    Raises:
-        UserError: Another name than checkpoints have, or a missing or changed file.
-    """
-    groups = ["model", "optimizer", *(["ema"] if saved.config.ema_decay is not None else [])]
-    whole = [f"{group}.safetensors" for group in groups]
-    if saved.layout == "gathered" and not set(whole) <= files.keys():
-        raise ValueError(f"it lists no {next(name for name in whole if name not in files)}")
-    for name, about in files.items():
-        is_known = _SHARD.fullmatch(name) or name in whole
-        # names come from the file: one that leads elsewhere is not followed
-        if not is_known or (path / name).is_symlink():
-            raise UserError(f"{path}: names an unknown file {name[:200]!r}; {REMEDY}")
-        file = path / name
-        try:
-            size = file.stat().st_size
-            is_whole = size == about["bytes"] and digest(file) == about["sha256"]
-        except FileNotFoundError:
-            raise UserError(f"{file}: missing; {REMEDY}") from None
-        except OSError as error:
-            raise UserError(f"{file}: cannot be read ({error.strerror}); {REMEDY}") from None
-        if not is_whole:
-            what = "truncated" if size < about["bytes"] else "damaged"
-            raise UserError(f"{file}: {what}; {REMEDY}")
-    if saved.layout == "sharded" and {p.name for p in path.glob("*.safetensors")} - files.keys():
-        raise UserError(f"{path}: has shards of something else; {REMEDY}")
+def _check_file(file: Path, size: int, sha256: str) -> None:
+    try:
+        require_regular(file, REMEDY)
+        found = file.stat().st_size
+        is_whole = found == size and digest(file) == sha256
+    except FileNotFoundError:
+        raise UserError(f"{file}: missing; {REMEDY}") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); {REMEDY}") from None
+    if not is_whole:
+        raise UserError(f"{file}: {'truncated' if found < size else 'damaged'}; {REMEDY}")

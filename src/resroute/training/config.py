@@ -4,12 +4,20 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from resroute.config import UserError, fingerprint, from_defaults, to_dict
+from resroute.config import (
+    UserError,
+    fingerprint,
+    from_defaults,
+    require_whole,
+    settle,
+    to_dict,
+)
 from resroute.data import Order
 from resroute.model import GPTConfig
 
 # where a run computes, reads and writes, and how often it reports, does not change what it
-# computes but by rounding
+# computes but by rounding; with dropout the split of a batch over micro-batches and processes does,
+# since each draws masks of its own
 _NOT_IDENTITY = (
     # the corpora themselves are part of it
     "data",
@@ -103,13 +111,18 @@ class TrainConfig:
     """Of one device, in FLOP/s, for model FLOP utilisation; None measures a matrix product."""
 
     def __post_init__(self) -> None:
+        settle(self)
         for name in ("batch_size", "accumulation", "evaluation_windows"):
-            self._within(name, 1, _MOST)
+            require_whole(name, getattr(self, name), 1, _MOST)
         for name in ("evaluate_every", "log_every", "observe_every", "checkpoint_every", "keep"):
-            self._within(name, 1, _MOST)
-        for name in ("steps", "warmup_steps", "weight_decay"):
-            self._within(name, 0, _MOST)
-        self._within("seed", 0, 2**63 - 1)
+            require_whole(name, getattr(self, name), 1, _MOST)
+        for name in ("steps", "warmup_steps"):
+            require_whole(name, getattr(self, name), 0, _MOST)
+        require_whole("seed", self.seed, 0, 2**63 - 1)
+        if not 0 <= self.weight_decay <= _MOST:
+            raise UserError(
+                f"weight_decay must be at least 0 and at most {_MOST}, got {self.weight_decay}"
+            )
         if self.batch_size % self.accumulation:
             raise UserError(
                 f"batch_size must be divisible by accumulation, got {self.batch_size} and "
@@ -125,11 +138,6 @@ class TrainConfig:
                 continue
             if not 0 <= value <= 1 or (value == 1 and name != "final_learning_rate"):
                 raise UserError(f"{name} must lie between 0 and 1, got {value}")
-
-    def _within(self, name: str, least: int, most: int) -> None:
-        value = getattr(self, name)
-        if not least <= value <= most:
-            raise UserError(f"{name} must be at least {least} and at most {most}, got {value}")
 
     def identity(self, corpus_fingerprint: str) -> dict[str, Any]:
         """What two runs must share to be the same run."""

@@ -113,6 +113,8 @@ def numerics(
     """What the bits of a run depend on besides its configuration."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
+        # a session that was not leaves open by which algorithms its weights came about
+        "deterministic": config.deterministic,
         "device": f"{device.type} {name}",
         "threads": torch.get_num_threads(),
         "processes": processes,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from resroute.config import UserError
+from resroute.config import UserError, differences
 from resroute.model import GPT, GPTConfig
 from resroute.training.rendezvous import meeting_place
 
@@ -114,6 +114,24 @@ class World:
                 kind = UserError if self.is_main else OtherRankError
                 raise kind(f"process {rank}: {text}" if rank else text)
         return made[0]
+
+    def require_same(self, values: dict[str, Any]) -> None:
+        """Stop all where a process has other values than the main one; the main one says which.
+
+        Raises:
+            UserError: With the dotted names of the first values that differ.
+        """
+        if self.size == 1:
+            return
+        found: list[dict[str, Any]] = [{}] * self.size
+        dist.all_gather_object(found, values, group=self.group)
+        for rank, theirs in enumerate(found):
+            if names := differences(found[0], theirs):
+                kind = UserError if self.is_main else OtherRankError
+                raise kind(
+                    f"process {rank} was given another run than process 0, which differs in "
+                    f"{', '.join(names[:3])}; give all the same command and corpus"
+                )
 
     def wait(self) -> None:
         """Wait for all processes."""

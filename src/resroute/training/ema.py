@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from resroute.training.distributed import local_parts
 
@@ -22,16 +23,15 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = model
-        self.decay = decay
+        self._follow = get_ema_multi_avg_fn(decay)
         self.tensors: dict[str, Tensor] = {
             name: parameter.detach().clone() for name, parameter in model.named_parameters()
         }
         self._shares = local_parts(list(self.tensors.values()))
 
-    @torch.no_grad()
     def update(self) -> None:
         """Follow the weights by one step."""
-        torch._foreach_lerp_(self._shares, self._weights(), 1 - self.decay)
+        self._follow(self._shares, self._weights(), None)
 
     def state(self) -> dict[str, Tensor]:
         """All that a model's state has, parameters averaged."""
@@ -42,13 +42,17 @@ class Average:
         """The model has the averaged weights while the context is open."""
         weights = self._weights()
         kept = [tensor.clone() for tensor in weights]
-        with torch.no_grad():
-            torch._foreach_copy_(weights, self._shares)
+        _copy(weights, self._shares)
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(weights, kept)
+            _copy(weights, kept)
 
     def _weights(self) -> list[Tensor]:
         return local_parts([parameter.detach() for parameter in self.model.parameters()])
+
+
+@torch.no_grad()
+def _copy(targets: list[Tensor], values: list[Tensor]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from resroute import ops
-from resroute.config import UserError
+from resroute.config import UserError, to_dict
 from resroute.data import (
     Corpus,
     EvaluationSet,
@@ -19,7 +18,7 @@ from resroute.data import (
     open_mixture,
     training_batch,
 )
-from resroute.model import GPT
+from resroute.model import outline
 from resroute.training.config import TrainConfig
 from resroute.training.device import choose_device, deterministic_algorithms
 from resroute.training.distributed import World, join
@@ -29,6 +28,9 @@ from resroute.training.run import RunLock, claim, path_of
 from resroute.training.trainer import Trainer
 
 _one_at_a_time = threading.Lock()
+
+# where a process finds the corpus and the folder, and on what it computes, is its own matter
+_OF_A_PROCESS = ("data", "mix", "out", "device", "backend", "peak_flops")
 
 
 def train(
@@ -43,7 +45,8 @@ def train(
 
     Under `torchrun` every process calls it with the same arguments; the main one writes and
     reports. While it runs, SIGTERM and Ctrl-C finish the step, save, and raise `Preempted`. A
-    process trains one model at a time, in whichever thread, since torch has one random generator.
+    process trains one model at a time, in whichever thread, since torch has one random generator;
+    afterwards that of the CPU, and of the run's GPU, is where it was before.
 
     Args:
         config: Everything about the run.
@@ -107,6 +110,9 @@ def _train(
     stop_at: int | None,
 ) -> dict[str, Any]:
     corpus, device, evaluation = world.together(lambda: _prepared(config, world))
+    fields = {k: v for k, v in to_dict(config).items() if k not in _OF_A_PROCESS}
+    orders = {"resume": resume, "fresh": fresh, "stop_at": stop_at}
+    world.require_same({**fields, "corpus": corpus.fingerprint, **orders})
     request = StopRequest()
     with ops.backend(config.backend), request.listening():
         _load_kernels(config, corpus, device, world, request)
@@ -120,6 +126,8 @@ def _train(
         listener.message(f"{run.path} is finished: reused (--fresh trains again)")
         return {**summary, "path": str(run.path)}
     with contextlib.ExitStack() as stack:
+        gpus = [device] if device.type == "cuda" else []
+        stack.enter_context(torch.random.fork_rng(gpus))
         stack.enter_context(ops.backend(config.backend))
         if config.deterministic:
             stack.enter_context(deterministic_algorithms(device))
@@ -159,10 +167,7 @@ def _prepared(
         step=0,
         order=config.order,
     )
-    # its warnings come when it is built
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        GPT(config.model)
+    outline(config.model)
     return source, device, evaluation
 
 

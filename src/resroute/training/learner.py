@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from resroute.data import Corpus, EvaluationSet, Mixture, training_batch
-from resroute.residual.diagnostics import depth_map
+from resroute.residual.capture import Capture, capture
 from resroute.residual.observe import Observation, observe
 from resroute.training.config import TrainConfig
 from resroute.training.distributed import Spread, World, local_parts
@@ -74,7 +74,7 @@ class Learner:
         )
         (counted,) = world.total(float(_counted(targets)))
         self.model.train()
-        summed = torch.zeros((), dtype=torch.float64)
+        losses, shares = [], []
         parts = list(
             zip(inputs.chunk(config.accumulation), targets.chunk(config.accumulation), strict=True)
         )
@@ -88,10 +88,13 @@ class Learner:
                     loss = self._loss(part_inputs, part_targets.clamp_min(0)) * 0.0
                 # processes' gradients are averaged: their number makes it a sum
                 (loss * (share * world.size)).backward()
-                summed += loss.detach().double().cpu() * share
+                losses.append(loss.detach())
+                shares.append(share)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
-        (total,) = world.total(float(summed))
-        return Step(total, float(_plain(norm)))
+        # the device is waited for once a step, and what has no float64 (MPS) is asked for none
+        *found, length = torch.stack([*losses, _plain(norm)]).tolist()
+        (total,) = world.total(sum(loss * share for loss, share in zip(found, shares, strict=True)))
+        return Step(total, length)
 
     def update(self, rate: float) -> None:
         """Move the weights by the gradients that are there, and drop these."""
@@ -163,12 +166,11 @@ class Learner:
         return found
 
     @torch.no_grad()
-    def depth_map(self, inputs: Tensor) -> dict[str, object] | None:
-        """Mean depth weights on some windows; None where the method does not route."""
+    def capture(self, inputs: Tensor) -> Capture:
+        """Look closely at the routing on some windows."""
         self.model.eval()
-        inputs = inputs.to(self.device)
-        with self._autocast():
-            found = depth_map(self.model.policy, lambda: self.model(inputs))
+        with capture(self.model) as found, self._autocast():
+            self.model(inputs.to(self.device))
         self.spread.settle()
         return found
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 
 from resroute.config import UserError
 from resroute.data import Floor
-from resroute.files import flush, read_json_lines, write_text
+from resroute.files import flush, read_json_lines, write_text, writing
+from resroute.residual.findings import Finding
 from resroute.training.config import TrainConfig
 
 
@@ -51,6 +51,9 @@ class Listener:
     def advance(self, step: int) -> None:
         """A step was taken."""
 
+    def health(self, findings: list[Finding]) -> None:
+        """The run has taken its last step, and was checked; a healthy model has no findings."""
+
     def end(self, summary: dict[str, Any]) -> None:
         """The run is over and its files are written."""
 
@@ -67,23 +70,14 @@ class MetricsFile:
         Raises:
             UserError: The disk does not take it.
         """
-        with self._said_plainly(), self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
 
     def flush(self) -> None:
         """Wait until every line is on the disk; errors as `append`."""
         if self.path.exists():
-            with self._said_plainly():
+            with writing(self.path):
                 flush(self.path)
-
-    @contextlib.contextmanager
-    def _said_plainly(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: cannot be written ({error.strerror}); check the disk"
-            ) from None
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines; a torn last line, as a kill leaves it, is left out."""

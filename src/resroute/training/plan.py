@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from resroute.config import UserError, require_whole
+from resroute.config import UserError, require_whole, settle
 from resroute.model import GPTConfig
 from resroute.training.activations import (
     WIDE,
@@ -39,6 +39,7 @@ class Layout:
     """Whether an average of the weights is kept (`ema_decay`)."""
 
     def __post_init__(self) -> None:
+        settle(self)
         for name in ("processes", "windows", "accumulation"):
             require_whole(name, getattr(self, name), 1)
         if self.windows % self.accumulation:

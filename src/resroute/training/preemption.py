@@ -53,8 +53,9 @@ class StopRequest:
 
     def agreed(self, world: World) -> int | None:
         """The signal by which any process was asked; every process asks, and all are told it."""
-        is_term = self.signal == signal.SIGTERM
-        asked, by_term = world.total(float(self.signal is not None), float(is_term))
+        # once: a signal may come between two looks
+        number = self.signal
+        asked, by_term = world.total(float(number is not None), float(number == signal.SIGTERM))
         if not asked:
             return None
         return signal.SIGTERM if by_term else signal.SIGINT

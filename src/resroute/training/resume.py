@@ -5,6 +5,7 @@ from typing import Any
 
 from resroute.config import UserError
 from resroute.data import Corpus, Mixture, vocabulary_difference
+from resroute.files import set_aside
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
 from resroute.training.distributed import World
@@ -55,15 +56,15 @@ def resume_from(
         _require_same_numerics(path, saved.progress.numerics, numerics, config)
         if world.is_main:
             for bad in damaged:
-                listener.message(f"kept as {checkpoint.set_aside(bad)}")
+                listener.message(f"kept as {set_aside(bad, 'damaged')}")
         listener.message(f"resumed from {path}")
         return saved.progress
     if paths:
         raise UserError(f"{run.path}: none of its {len(paths)} checkpoints can be used\n{problem}")
-    left = world.from_main(lambda: sorted(p.name for p in run.checkpoints.glob("step_??????")))
+    left = world.from_main(lambda: [path.name for path in checkpoint.named(run.checkpoints)])
     if left:
         raise UserError(
-            f"{run.path}: none of its checkpoints is whole ({', '.join(left)})\n"
+            f"{run.path}: none of its checkpoints is whole ({', '.join(reversed(left))})\n"
             "put one back, or start over with --fresh"
         )
     if world.is_main and run.metrics.read():
@@ -73,28 +74,26 @@ def resume_from(
 
 def _read(path: Path, learner: Learner, world: World) -> checkpoint.Saved:
     """Read a checkpoint on every process, or on none."""
-    failure = ""
-    saved = None
-    try:
+
+    def opened() -> checkpoint.Saved:
+        saved = checkpoint.open_checkpoint(path)
         # one process checks every byte for all
-        world.from_main(lambda: checkpoint.open_checkpoint(path) and None)
-        saved = checkpoint.open_checkpoint(path, checks_files=False)
-        saved.read(learner.state(), world)
-    except UserError as error:
-        failure = str(error)
-    failed = world.total(float(bool(failure)))[0]
-    if failed or saved is None:
-        raise UserError(failure or f"{path}: {failed:.0f} processes cannot read it")
+        if world.is_main:
+            saved.check(saved.groups)
+        return saved
+
+    saved = world.together(opened)
+    saved.read(learner.state(), world)
     return saved
 
 
 def _require_same_numerics(
     path: Path, theirs: dict[str, Any], ours: dict[str, Any], config: TrainConfig
 ) -> None:
-    if not config.deterministic or not theirs:
+    if not config.deterministic:
         return
     named = [
-        f"{name} ({theirs.get(name)} there, {ours[name]} here)"
+        f"{name} ({theirs.get(name, 'unknown')} there, {ours[name]} here)"
         for name in ours
         if theirs.get(name) != ours[name]
     ]

@@ -1,5 +1,6 @@
 """Run folders: whose they are, whether they may be used, and what is written into them."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,15 @@ from filelock import FileLock, Timeout
 
 from resroute.config import UserError, differences, from_dict, to_dict
 from resroute.data import Corpus, Mixture
-from resroute.files import is_leftover, read_json, remove_leftovers, write_json
+from resroute.files import (
+    is_leftover,
+    lock_file,
+    read_json,
+    remove_leftovers,
+    set_aside,
+    write_json,
+    writing,
+)
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
 from resroute.training.metrics import MetricsFile
@@ -50,7 +59,7 @@ class RunFolder:
             except UserError:
                 sessions = None
         if not isinstance(sessions, list):
-            kept, sessions = checkpoint.set_aside(path), []
+            kept, sessions = set_aside(path, "damaged"), []
         write_json(path, {"sessions": [*sessions, {"after_step": step, **environment}]})
         return kept
 
@@ -87,17 +96,14 @@ class RunLock:
             RunInUseError: Another process has it.
         """
         self.release()
-        lock = FileLock(path / _LOCK, timeout=0)
         try:
-            lock.acquire()
+            self._held = lock_file(path / _LOCK, timeout=0)
         except Timeout:
             raise RunInUseError(
                 f"{path} is in use by another run; wait for it, or give another folder with --out"
             ) from None
-        except NotImplementedError:
+        if self._held is None:
             self.warning = f"{path}: no locks on this file system; start no second run there"
-            return
-        self._held = lock
 
     def release(self) -> None:
         """Open it again."""
@@ -122,10 +128,30 @@ def claim(
 
     Raises:
         UserError: The folder is something else, belongs to another configuration, corpus or
-            vocabulary, is in use, or holds an unfinished run and neither `resume` nor `fresh` is
-            set.
+            vocabulary, is in use, cannot be written, or holds an unfinished run and neither
+            `resume` nor `fresh` is set.
     """
     path = path_of(config, corpus)
+    with writing(path):
+        moved = _move_aside(path, lock) if fresh and _is_run(path) else None
+        run = RunFolder(path=path, moved=moved)
+        if _is_run(path):
+            _check_same(run, config, corpus)
+            if run.summary() is not None:
+                return run
+        path.mkdir(parents=True, exist_ok=True)
+        lock.take(path)
+        # another run may have come and gone since the look at the folder
+        if _is_run(path):
+            _check_same(run, config, corpus)
+            _go_on(run, resume=resume)
+        else:
+            _begin(run, config, corpus)
+    return run
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder holds a run; it does not where it is missing or has nothing of one yet."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; give another folder with --out")
     # a kill may have come before the first file was in its place
@@ -134,53 +160,46 @@ def claim(
     )
     if occupied and not (path / "config.json").is_file():
         raise UserError(f"{path} exists and is not a run folder; give another one with --out")
-    moved = None
-    if occupied and fresh:
-        if path.is_symlink():
-            # renamed, it would be another link to the old run
-            raise UserError(
-                f"{path} is a link, which --fresh would not follow; give its folder with --out "
-                f"{path.resolve()}"
-            )
-        lock.take(path)
-        # closed first: Windows renames no folder with an open file
-        lock.release()
-        moved = path.rename(_unused(path))
-        occupied = False
-    run = RunFolder(path=path, moved=moved)
-    if occupied:
-        _check_same(run, config, corpus)
-        if run.summary() is not None:
-            return run
-        lock.take(path)
-        if not resume:
-            newest = next(iter(checkpoint.candidates(run.checkpoints)), None)
-            at = f"after {newest.name}" if newest else "before its first checkpoint"
-            raise UserError(
-                f"{path} holds an unfinished run, stopped {at}; --resume goes on, --fresh starts "
-                "over (the old folder is kept under another name)"
-            )
-        # of writes that a kill has cut off
-        remove_leftovers(path)
-        remove_leftovers(run.checkpoints)
-        return run
-    path.mkdir(parents=True, exist_ok=True)
-    lock.take(path)
-    if (path / "config.json").is_file():
-        # another run has come and gone since the look at the folder
-        return claim(config, corpus, lock, resume=resume, fresh=fresh)
-    remove_leftovers(path)
-    described = {"name": corpus.name, "fingerprint": corpus.fingerprint}
-    try:
-        write_json(
-            path / "config.json",
-            {"format_version": FORMAT_VERSION, **to_dict(config), "corpus": described},
+    return occupied
+
+
+def _move_aside(path: Path, lock: RunLock) -> Path:
+    """Give the run that is here another name, while nobody can begin or go on with it."""
+    if path.is_symlink():
+        # renamed, it would be another link to the old run
+        raise UserError(
+            f"{path} is a link, which --fresh would not follow; give its folder with --out "
+            f"{path.resolve()}"
         )
-    except UserError:
+    lock.take(path)
+    if os.name == "nt":
+        # Windows renames no folder with an open file
         lock.release()
-        (path / _LOCK).unlink(missing_ok=True)
-        raise
-    return run
+    moved = set_aside(path, "old")
+    lock.release()
+    return moved
+
+
+def _go_on(run: RunFolder, *, resume: bool) -> None:
+    if not resume and run.summary() is None:
+        newest = checkpoint.newest(run.checkpoints)
+        at = f"after {newest.name}" if newest else "before its first checkpoint"
+        raise UserError(
+            f"{run.path} holds an unfinished run, stopped {at}; --resume goes on, --fresh starts "
+            "over (the old folder is kept under another name)"
+        )
+    # of writes that a kill has cut off
+    remove_leftovers(run.path)
+    remove_leftovers(run.checkpoints)
+
+
+def _begin(run: RunFolder, config: TrainConfig, corpus: Corpus | Mixture) -> None:
+    remove_leftovers(run.path)
+    described = {"name": corpus.name, "fingerprint": corpus.fingerprint}
+    write_json(
+        run.path / "config.json",
+        {"format_version": FORMAT_VERSION, **to_dict(config), "corpus": described},
+    )
 
 
 def path_of(config: TrainConfig, corpus: Corpus | Mixture) -> Path:
@@ -232,11 +251,3 @@ def _at(data: Any, path: str) -> Any:
     for name in path.split("."):
         data = data.get(name, "none") if isinstance(data, dict) else "none"
     return data
-
-
-def _unused(path: Path) -> Path:
-    """A sibling name for a folder that is to be kept."""
-    number = 1
-    while (kept := path.with_name(f"{path.name}.old-{number}")).exists():
-        number += 1
-    return kept

@@ -6,8 +6,8 @@ average; what is read must have its name, shape and type, and goes straight into
 
 import json
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from resroute.config import UserError
+from resroute.files import require_regular, writing
 from resroute.training.distributed import World, local_parts, put, whole
 
 Group = dict[str, Tensor]
@@ -39,7 +40,7 @@ def write_gathered(folder: Path | None, groups: Groups, world: World) -> None:
             continue
         kept = {name: tensor for name, tensor in wholes.items() if tensor is not None}
         try:
-            with _said_plainly(folder):
+            with _writing(folder):
                 save_file(kept, folder / f"{group}.safetensors")
         except UserError as error:
             failure = error
@@ -66,7 +67,7 @@ def write_sharded(folder: Path, groups: Groups) -> None:
             f"torch {torch.__version__} does not write sharded safetensors; use "
             "checkpoint_layout=gathered"
         ) from None
-    with _said_plainly(folder), _without_note():
+    with _writing(folder), _without_note():
         state_dict_saver.save(_joined(groups), storage_writer=writer)
 
 
@@ -83,32 +84,49 @@ def read_gathered(folder: Path, templates: Groups, *, ignored: frozenset[str]) -
     """
     for group, wanted in templates.items():
         path = folder / f"{group}.safetensors"
+        require_shapes(path, gathered_shapes(path, ignored=ignored), wanted)
         with _readable(path), safe_open(path, framework="pt") as file:
-            found = {name for name in file.keys() if name not in ignored}  # noqa: SIM118
-            _require_names(path, found, wanted)
             for name, template in wanted.items():
                 value = file.get_tensor(name)
-                _require_fit(path, name, template, tuple(value.shape), value.dtype)
+                _require_dtype(path, name, template, value.dtype)
                 _require_finite(path, name, value)
                 put(template, value)
+
+
+def gathered_shapes(path: Path, *, ignored: frozenset[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name in a file that `write_gathered` wrote; reads the file's list alone.
+
+    Raises:
+        UserError: A missing or damaged file.
+    """
+    with _readable(path):
+        require_regular(path, REMEDY)
+    with _readable(path), safe_open(path, framework="pt") as file:
+        names = [name for name in file.keys() if name not in ignored]  # noqa: SIM118
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 
 def read_sharded(folder: Path, templates: Groups, world: World) -> None:
     """Fill templates from files that `write_sharded` wrote, on any number of processes.
 
     Raises:
-        UserError: As `read_gathered`.
+        UserError: As `read_gathered`; on every process, whichever of them finds the fault.
     """
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    sizes = shard_sizes(folder)
-    for group, wanted in templates.items():
-        of_group = {n.removeprefix(f"{group}:") for n in sizes if n.startswith(f"{group}:")}
-        _require_names(folder, of_group, wanted)
-        for name, template in wanted.items():
-            _require_fit(folder, name, template, *sizes[f"{group}:{name}"])
     joined = _joined(templates)
+
+    def check() -> None:
+        sizes = shard_sizes(folder)
+        groups = tuple(f"{group}:" for group in templates)
+        shapes = {name: shape for name, (shape, _) in sizes.items() if name.startswith(groups)}
+        require_shapes(folder, shapes, joined)
+        for name, template in joined.items():
+            _require_dtype(folder, name, template, sizes[name][1])
+
+    # what follows needs every process
+    world.together(check)
     with _readable(folder), _without_note():
         state_dict_loader.load(
             joined,
@@ -130,6 +148,8 @@ def shard_sizes(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     with _readable(folder):
+        for file in folder.glob("*.safetensors"):
+            require_regular(file, REMEDY)
         found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         sizes = {}
         for name, about in found.items():
@@ -148,7 +168,12 @@ def _joined(groups: Groups) -> Group:
     return {f"{g}:{name}": tensor for g, group in groups.items() for name, tensor in group.items()}
 
 
-def _require_names(where: Path, found: set[str], wanted: Group) -> None:
+def require_shapes(where: Path, found: Mapping[str, tuple[int, ...]], wanted: Group) -> None:
+    """Compare the names and shapes of a file or folder with those of templates on any device.
+
+    Raises:
+        UserError: One that does not fit.
+    """
     for problem, names in (
         ("lacks", [name for name in wanted if name not in found]),
         ("has an unknown tensor", sorted(name for name in found if name not in wanted)),
@@ -156,16 +181,15 @@ def _require_names(where: Path, found: set[str], wanted: Group) -> None:
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise UserError(f"{where} {problem} {names[0][:200]}{more}; {REMEDY}")
+    for name, template in wanted.items():
+        if found[name] != tuple(template.shape):
+            raise UserError(
+                f"{where}: {name} has shape {found[name]}, the configuration needs "
+                f"{tuple(template.shape)}; {REMEDY}"
+            )
 
 
-def _require_fit(
-    where: Path, name: str, template: Tensor, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    if shape != tuple(template.shape):
-        raise UserError(
-            f"{where}: {name} has shape {shape}, the configuration needs "
-            f"{tuple(template.shape)}; {REMEDY}"
-        )
+def _require_dtype(where: Path, name: str, template: Tensor, dtype: torch.dtype) -> None:
     if dtype != template.dtype:
         raise UserError(
             f"{where}: {name} is {dtype}, the configuration needs {template.dtype}; {REMEDY}"
@@ -185,17 +209,11 @@ def _without_note() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _said_plainly(folder: Path) -> Iterator[None]:
-    """Turn what writers raise into one line."""
+def _writing(folder: Path) -> AbstractContextManager[None]:
     from torch.distributed.checkpoint.api import CheckpointException
 
-    try:
-        yield
-    except (OSError, SafetensorError, CheckpointException) as error:
-        reason = str(error).strip().splitlines()[-1]
-        # the folder itself has a passing name
-        raise UserError(f"{folder.parent}: cannot be written ({reason}); check the disk") from None
+    # the folder itself has a passing name
+    return writing(folder.parent, (OSError, SafetensorError, CheckpointException))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from resroute.config import UserError
+from resroute.residual.findings import Finding
 from resroute.training.metrics import Listener, MetricsFile, RunStart
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ class Listeners(Listener):
         """Hand on that a step was taken."""
         for listener in self.listeners:
             listener.advance(step)
+
+    def health(self, findings: list[Finding]) -> None:
+        """Hand on what was found."""
+        for listener in self.listeners:
+            listener.health(findings)
 
     def end(self, summary: dict[str, Any]) -> None:
         """Hand on that the run is over."""

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from resroute import ops
-from resroute.config import UserError
+from resroute.config import UserError, to_dict
 from resroute.data import Corpus, EvaluationSet, Mixture
 from resroute.files import write_json
 from resroute.model.flops import flops_per_token
+from resroute.residual.findings import Finding
+from resroute.residual.health import health
 from resroute.training import checkpoint
 from resroute.training.config import TrainConfig
 from resroute.training.device import (
@@ -32,8 +34,8 @@ from resroute.training.resume import resume_from
 from resroute.training.run import FORMAT_VERSION, RunFolder
 from resroute.training.speed import measured_peak
 
-# windows whose depth weights are averaged at the end of a run
-_DEPTH_WINDOWS = 4
+# windows over whose tokens the look at the end of a run is averaged
+_LOOKED_AT_WINDOWS = 4
 
 
 class Trainer:
@@ -74,6 +76,8 @@ class Trainer:
         self.evaluated_step = -1
         self.saved_step = -1
         self.earlier_seconds = 0.0
+        # of each step since the last line of training
+        self.unreported: list[float] = []
         self.started = time.perf_counter()
         self._resume()
         if config.compile and device.type == "cpu" and not has_cpp_compiler():
@@ -114,7 +118,7 @@ class Trainer:
         except Preempted:
             raise
         except KeyboardInterrupt:
-            newest = next(iter(checkpoint.candidates(self.run.checkpoints)), None)
+            newest = checkpoint.newest(self.run.checkpoints)
             at = newest.name if newest else "none yet"
             self.listener.message(f"stopped after step {self.step}; newest checkpoint: {at}")
             raise
@@ -135,12 +139,14 @@ class Trainer:
                 f"learning rate {rate:.3g}; lower the learning rate\n{self._last_good()}"
             )
         self.learner.update(rate)
-        seconds = time.perf_counter() - began
+        self.unreported.append(time.perf_counter() - began)
         self.step += 1
         is_last = self.step == config.steps
         if self.step % config.log_every == 0 or is_last:
             tokens = config.batch_size * config.model.context
-            flops = tokens * flops_per_token(config.model) / seconds
+            speed = tokens * len(self.unreported) / sum(self.unreported)
+            self.unreported.clear()
+            flops = speed * flops_per_token(config.model)
             self._report(
                 {
                     "kind": "train",
@@ -150,7 +156,7 @@ class Trainer:
                     "nats_per_character": taken.loss * self.tokens_per_character,
                     "learning_rate": rate,
                     "grad_norm": taken.grad_norm,
-                    "tokens_per_second": tokens / seconds,
+                    "tokens_per_second": speed,
                     "model_flop_utilisation": flops / self.peak_flops,
                     "memory_bytes": self.memory.read(),
                 }
@@ -248,7 +254,7 @@ class Trainer:
         raise Preempted(self.run.path, self.step, number)
 
     def _last_good(self) -> str:
-        newest = next(iter(checkpoint.candidates(self.run.checkpoints)), None)
+        newest = checkpoint.newest(self.run.checkpoints)
         return f"last good checkpoint: {newest or 'none yet'}"
 
     def _resume(self) -> None:
@@ -296,23 +302,39 @@ class Trainer:
         return self.earlier_seconds + time.perf_counter() - self.started
 
     def _finish(self) -> dict[str, Any]:
-        """Write depth weights and, last of all, the summary."""
-        weights = self.learner.depth_map(self.evaluation.inputs[:_DEPTH_WINDOWS])
+        """Write depth weights, what health checks find, and last of all the summary."""
+        records = self.world.from_main(self.run.metrics.read)
+        seen = self.learner.capture(self.evaluation.inputs[:_LOOKED_AT_WINDOWS])
+        weights = seen.table()
+        # by all processes: parameters may be sharded
+        findings = health(seen, self.learner.model, records)
         memory = self.world.total(float(self.memory.read() or 0))[0]
-        summary = self._summary(int(memory) or None)
-        self.world.from_main(lambda: self._write_results(weights, summary))
+        summary = self._summary(int(memory) or None, records)
+        self.world.from_main(lambda: self._write_results(weights, findings, summary))
+        self.listener.health(findings)
         self.listener.end(summary)
         return {**summary, "path": str(self.run.path)}
 
-    def _write_results(self, weights: dict[str, Any] | None, summary: dict[str, Any]) -> None:
+    def _write_results(
+        self,
+        weights: dict[str, Any] | None,
+        findings: list[Finding],
+        summary: dict[str, Any],
+    ) -> None:
         if weights is not None:
             write_json(self.run.path / "depth_weights.json", weights)
+        found = {
+            "format_version": FORMAT_VERSION,
+            "step": self.step,
+            "findings": to_dict(findings),
+        }
+        write_json(self.run.path / "health.json", found)
         self.run.metrics.flush()
         write_json(self.run.path / "summary.json", summary)
 
-    def _summary(self, memory: int | None) -> dict[str, Any]:
+    def _summary(self, memory: int | None, records: list[dict[str, Any]]) -> dict[str, Any]:
         config, floor = self.config, self.evaluation.floor
-        found = [r.get("tokens_per_second") for r in self.world.from_main(self.run.metrics.read)]
+        found = [record.get("tokens_per_second") for record in records]
         speeds = [speed for speed in found if isinstance(speed, float)]
         policy, loss = self.learner.model.policy, self.validation_loss
         return {
