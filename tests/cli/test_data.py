@@ -1,12 +1,15 @@
 """`data prepare`, `data describe` and `facts` on the command line."""
 
 import gzip
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import resroute as rr
+from resroute.data import prepare
 
 STORY = "Tom had a café. He saw the cat.\nIt sat.\n<|endoftext|>\n"
 
@@ -51,13 +54,62 @@ def test_packed_repaired_and_described(run: Any, place: Path) -> None:
     assert described.code == 0
     assert "50 places look wrongly decoded" in described.out
     assert run("data", "prepare", "tales.txt.gz", "--repair").code == 0
-    corpus = rr.open_corpus(place / "data/tales")
+    corpus = rr.open_corpus(place / "data/tales-repair")
     decoded = corpus.tokenizer.decode(corpus.tokens("val"))
     assert decoded.startswith("It is Tom\u2019s cat.\n")
     assert corpus.meta.source["cleaned"]["repaired_lines"] == 50
-    found = run("data", "describe", "data/tales", "--order", "3")
+    found = run("data", "describe", "data/tales-repair", "--order", "3")
     assert found.code == 0
     assert "n-gram models" in found.out
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("", "tales"),
+        ("--tokens characters --separator auto --unknown error --clean", "tales"),
+        ("--separator none --unknown byte --repair", "tales-none-byte-repair"),
+        ("--tokens data/tiny --unknown skip", "tales-tiny-skip"),
+    ],
+)
+def test_other_options_make_another_folder(run: Any, place: Path, options: str, name: str) -> None:
+    (place / "tales.txt").write_text(STORY.replace("é", "e") * 60)
+    outcome = run("data", "prepare", "tales.txt", *options.split())
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"data/{name}: ")
+
+
+def test_what_is_no_tokenizer(refused: Any, place: Path) -> None:
+    (place / "tales.txt").write_text(STORY * 60)
+    says = "data/typo: the file is missing; name a tokenizer.json of the package `tokenizers`, or a"
+    refused("data", "prepare", "tales.txt", "--tokens", "data/typo", says=says)
+    says = "--unknown skip has no use for subwords"
+    refused("data", "prepare", "tales.txt", "--tokens", "300", "--unknown", "skip", says=says)
+
+
+@pytest.mark.parametrize("command", ["data prepare", "train --data", "demo --data"])
+def test_sigterm_leaves_nothing_behind(
+    run: Any, place: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (place / "tales.txt").write_text(STORY * 60)
+    before = sorted(place.rglob("*"))
+
+    def stop(*_: object, **__: object) -> None:
+        assert list(place.glob("data/.tales*.tmp/train.bin"))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(prepare, "write_meta", stop)
+    former = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert run("data", "prepare", "storyworld", "--out", "data/tiny").code == 2
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+        outcome = run(*command.split(), "tales.txt")
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert (outcome.code, outcome.out) == (143, "")
+    assert outcome.err.splitlines()[-1].startswith("resroute: terminated")
+    assert sorted(place.rglob("*")) == before
 
 
 def test_text8_from_a_file_is_checked(run: Any, place: Path) -> None:

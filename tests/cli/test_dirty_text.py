@@ -206,7 +206,7 @@ def test_a_long_line_is_mended_in_parts(
     monkeypatch.setattr(text, "_LINE_CHARACTERS", 1000)
     monkeypatch.setattr(containers, "BLOCK_BYTES", 300)
     line = "Itâ€™s a cafÃ©. Is itâ€\x9d "
-    out, corpus = prepared(run, (line * 400).encode(), "--repair")
+    out, corpus = prepared(run, (line * 400).encode(), "--repair", "--out", "data/tale")
     assert decoded(corpus) == "It\u2019s a caf\u00e9. Is it\u201d " * 400
     parts = re.search(r"cleaned: (\d+) repaired lines", out)
     assert parts

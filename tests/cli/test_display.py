@@ -6,6 +6,7 @@ from rich.console import Console
 from resroute.cli.display import Display, byte_progress
 from resroute.data import Floor
 from resroute.model import GPTConfig
+from resroute.residual import Finding
 from resroute.training import RunStart, TrainConfig
 
 TRAIN = {"kind": "train", "step": 10, "loss": 2.5, "tokens_per_second": 12345.6}
@@ -71,6 +72,23 @@ def test_a_terminal_gets_a_bar():
     assert last.startswith("WAV ")
     assert "10/20 loss 2.500 val 2.250 floor 0.156 12.3k/s" in last
     assert len(last) < 80
+
+
+def test_findings_have_two_lines_each():
+    found = Finding(
+        check="dead mixing",
+        severity="warning",
+        where="9 of 9 sites",
+        saw="queries of norm 1e-5",
+        why="nothing is learned",
+        remedy="train [longer]",
+    )
+    text = shown(is_terminal=False, events=lambda display: display.health([found, found]))
+    assert text.splitlines() == 2 * [
+        "warning: dead mixing, 9 of 9 sites: queries of norm 1e-5",
+        "  nothing is learned; train [longer]",
+    ]
+    assert shown(is_terminal=False, events=lambda display: display.health([])) == ""
 
 
 def test_nobody_watches_a_bar_of_bytes_in_a_log():

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from resroute.config import UserError
+from resroute.data import unpack
 from resroute.data.containers import BLOCK_BYTES, joined, open_text, split_member
 from resroute.data.tokenizer import END_OF_TEXT
 
@@ -104,9 +105,28 @@ def test_bytes_say_what_a_file_is(tmp_path, pack) -> None:
     assert read(write(tmp_path, "empty.txt", pack(b""))) == b""
 
 
-@pytest.mark.parametrize("text", [b"", b"BZh9 begins like one", b"PAR1 too", b"PK", b"(\xb5/"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"BZh9 begins like one",
+        b"PAR1 too",
+        b"PK",
+        b"(\xb5/",
+        b"BZh91AY&SY, and goes on",
+        b"PK\x03\x04 caf\xc3\xa9",
+        b"PAR1 and PAR1",
+        b"x" * 257 + b"ustar is what tar says",
+        # cut inside a character where the beginning ends
+        b"PK\x03\x04" + b"x" * 507 + "\N{EURO SIGN}".encode(),
+    ],
+)
 def test_a_text_may_begin_like_an_archive(tmp_path, text) -> None:
     assert read(write(tmp_path, "story.txt", text)) == text
+    # packed, too
+    assert read(write(tmp_path, "story.gz", gzip.compress(text))) == text
+    if text.startswith(b"BZh91"):
+        assert "is no bzip2 file by its bytes" in refusal(write(tmp_path, "story.bz2", text))
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst", ".zip", ".parquet", ".tar"])
@@ -121,6 +141,29 @@ def test_archives_of_several_pieces_are_read_to_the_end(tmp_path, name) -> None:
     pack = PACKERS[name]
     path = write(tmp_path, name, pack(b"one ") + pack(b"") + pack(TEXT))
     assert read(path) == b"one " + TEXT
+
+
+@pytest.mark.parametrize("size", [1 << 18, 1, 7])
+@pytest.mark.parametrize("name", ["story.txt.bz2", "story.txt.xz"])
+def test_damage_after_a_stream_is_no_end(tmp_path, monkeypatch, name, size) -> None:
+    monkeypatch.setattr(unpack, "_READ_BYTES", size)
+    first, second = (PACKERS[name](text) for text in (b"one ", b"two"))
+    assert read(write(tmp_path, name, first + second)) == b"one two"
+    # the head of the second is damaged, or is none
+    for rest in (second[:1] + b"\0" + second[2:], b"garbage", b"g"):
+        assert "damaged or cut off (" in refusal(write(tmp_path, name, first + rest))
+
+
+@pytest.mark.parametrize("size", [1 << 18, 1, 6])
+def test_xz_may_have_padding_of_zeros(tmp_path, monkeypatch, size) -> None:
+    monkeypatch.setattr(unpack, "_READ_BYTES", size)
+    one, two = lzma.compress(b"one "), lzma.compress(b"two")
+    path = write(tmp_path, "story.xz", one + bytes(8) + two + bytes(400))
+    assert read(path) == b"one two"
+    for data in (one + bytes(3), one + bytes(6) + two, bytes(4) + one):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"damaged or cut off|is no xz file"):
+            read(path)
 
 
 def test_zstd_skips_frames_without_text(tmp_path) -> None:
@@ -232,6 +275,12 @@ def test_zip_names_that_leave_the_folder_are_refused(tmp_path, name) -> None:
 def test_zip_names_stay_on_their_line(tmp_path) -> None:
     path = write(tmp_path, "a.zip", zipped(("a\nb", b"x"), ("c", b"x")))
     assert "holds 2 files ('a\\nb', c)" in refusal(path)
+
+
+def test_zip_names_that_are_not_the_utf8_they_say_are_a_line(tmp_path) -> None:
+    data = zipped(("\xfc.txt", TEXT))
+    path = write(tmp_path, "a.zip", data.replace("\xfc.txt".encode(), b"\xff\xff.txt"))
+    assert refusal(path).startswith(f"{path}: damaged or cut off (zip: 'utf-8' codec can't decode")
 
 
 def test_encrypted_zip_is_refused(tmp_path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock, Timeout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ from resroute.data import (
     SPLITS,
     Corpus,
     containers,
+    describe,
+    folders,
     open_corpus,
     prepare_storyworld,
     prepare_text,
@@ -113,8 +116,18 @@ def test_shares_without_text_are_refused_and_leave_nothing_behind(tmp_path: Path
         prepare_text(source, tmp_path / "out")
     assert list(tmp_path.iterdir()) == [source]
     assert documents(prepare_text(source, tmp_path / "out", separator="none")) == [1, 1, 1]
-    with pytest.raises(UserError, match="3 characters are too few for three splits"):
-        prepare_text(write(tmp_path, "abc", "short.txt"), tmp_path / "short")
+    with pytest.raises(UserError, match="2 characters are too few for three splits"):
+        prepare_text(write(tmp_path, "ab", "short.txt"), tmp_path / "short")
+
+
+@pytest.mark.parametrize("fractions", [(0.9, 0.05, 0.05), (0.05, 0.05, 0.9), (0.05, 0.9, 0.05)])
+def test_every_split_has_a_character_where_there_are_three(
+    tmp_path: Path, fractions: tuple[float, float, float]
+) -> None:
+    for text in ("abc", "abcd"):
+        corpus = prepare_text(write(tmp_path, text), tmp_path / text, fractions=fractions)
+        assert all(decoded(corpus))
+        assert "".join(decoded(corpus)) == text
 
 
 @pytest.mark.parametrize("fractions", [(1.0, 0.0, 0.0), (0.5, 0.2, 0.2), (1.2, -0.1, -0.1)])
@@ -246,6 +259,7 @@ def test_damage_is_one_plain_error(corpus: Corpus) -> None:
         ({"dtype": "uint16"}, r"train.bin: has 306 bytes, meta.json says 612"),
         ({"aligned": True}, "aligned windows need an end of text"),
         ({"source": "x"}, "source: needs an object"),
+        ({"separator": "auto"}, "separator: a corpus has one, got 'auto'; prepare it again"),
         ({"tokenizer": {"type": "character", "symbols": ["a"]}}, "but the vocabulary has 1;"),
     ]
     for changes, message in cases:
@@ -254,6 +268,97 @@ def test_damage_is_one_plain_error(corpus: Corpus) -> None:
             open_corpus(corpus.path)
         (corpus.path / "meta.json").write_text(good)
     assert open_corpus(corpus.path).fingerprint == corpus.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("documents", -5), ("bytes", 0), ("characters", -3), ("tokens", 0), ("documents", 0)],
+)
+def test_counts_of_nothing_are_refused(corpus: Corpus, name: str, value: int) -> None:
+    splits = json.loads((corpus.path / "meta.json").read_text())["splits"]
+    splits["val"][name] = value
+    edit_meta(corpus, splits=splits)
+    says = rf"meta.json: splits.val.{name}: must be at least 1, got {value}; prepare the corpus"
+    with pytest.raises(UserError, match=says):
+        open_corpus(corpus.path)
+
+
+def test_counts_of_older_corpora_may_be_missing(corpus: Corpus) -> None:
+    splits = json.loads((corpus.path / "meta.json").read_text())["splits"]
+    for split in SPLITS:
+        del splits[split]["bytes"], splits[split]["characters"]
+    edit_meta(corpus, splits=splits)
+    assert open_corpus(corpus.path).split("val").characters is None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+def test_nats_that_are_none_are_refused(tmp_path: Path, bad: float) -> None:
+    path = prepare_storyworld(tmp_path / "sw", characters=2000).path / "test.nats.bin"
+    nats = np.fromfile(path)
+    nats[-1] = bad
+    nats.tofile(path)
+    with pytest.raises(UserError, match=r"test.nats.bin: holds what are no nats; prepare the corp"):
+        open_corpus(path.parent)
+
+
+@pytest.mark.parametrize("kind", ["text", "storyworld"])
+def test_tokens_that_have_changed_are_noticed(tmp_path: Path, kind: str) -> None:
+    def prepared() -> Corpus:
+        if kind == "text":
+            return prepare_text(write(tmp_path, STORY * 10), tmp_path / "out")
+        return prepare_storyworld(tmp_path / "out", characters=2000)
+
+    file = prepared().path / "val.bin"
+    assert prepared().path == file.parent
+    # of equal size, and in the vocabulary
+    file.write_bytes(file.read_bytes()[::-1])
+    open_corpus(file.parent)
+    says = r"val.bin: is not what was written, by its hash; delete the folder and prepare"
+    with pytest.raises(UserError, match=says):
+        prepared()
+    with pytest.raises(UserError, match=says):
+        describe(file.parent)
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
+    folders = {
+        name: tmp_path / f".{name}.tmp"
+        for name in ("box.0123abcd", "box.89abcdef", "box.00000000", "fox.0123abcd", "box.0123")
+    }
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "train.bin").write_bytes(b"x" * 99)
+        (folder / ".lock").touch()
+    # this one is not begun
+    (folders["box.00000000"] / ".lock").unlink()
+    living = FileLock(folders["box.89abcdef"] / ".lock")
+    with living:
+        corpus = prepare_text(write(tmp_path, STORY * 10), tmp_path / "box")
+        assert not folders.pop("box.0123abcd").exists()
+        assert all((folder / "train.bin").exists() for folder in folders.values())
+    assert sorted(path.name for path in corpus.path.iterdir()) == [
+        "meta.json",
+        "test.bin",
+        "train.bin",
+        "val.bin",
+    ]
+
+
+def test_a_folder_is_locked_until_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_locked = []
+
+    def look(path: Path) -> None:
+        if path.name.endswith(".bin"):
+            (lock,) = tmp_path.glob(".box.*.tmp/.lock")
+            with pytest.raises(Timeout):
+                FileLock(lock, timeout=0).acquire()
+            is_locked.append(path.name)
+
+    monkeypatch.setattr(folders, "flush", look)
+    prepare_text(write(tmp_path, STORY * 10), tmp_path / "box")
+    assert sorted(is_locked) == ["test.bin", "train.bin", "val.bin"]
 
 
 def test_damaged_and_missing_files(corpus: Corpus, tmp_path: Path) -> None:

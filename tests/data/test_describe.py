@@ -75,7 +75,7 @@ def test_counts_equal_an_independent_account(
     assert file.first_bad_byte == first
     text = "".join(c for place, c in enumerate(escaped) if place not in set(bad))
     assert file.byte_order_mark == text.startswith("\ufeff")
-    text = text.removeprefix("\ufeff")
+    text = text.lstrip("\ufeff")
     literals = text.count(END_OF_TEXT)
     assert (found.characters, found.tokens) == (len(text), len(text) - 12 * literals)
     counts = Counter(text.replace(END_OF_TEXT, ""))
@@ -275,6 +275,7 @@ def test_wrongly_decoded_places_do_not_depend_on_blocks(
         ("naïve €".encode() + b" \xff ", "1 byte is no UTF-8, at offset 11: convert the file with"),
         (b"a\xff\xe9", "2 bytes are no UTF-8, the first at offset 1: convert the file with iconv"),
         ("ab".encode("utf-16"), "It starts like UTF-16: convert it with iconv -f UTF-16 -t UTF-8."),
+        ("ab".encode("utf-32"), "It starts like UTF-32: convert it with iconv -f UTF-32 -t UTF-8."),
         (bytes(range(256)), "It looks like no text: over one byte in twenty is a control"),
         (b"a\n\nb\n\na", "1 document is a copy of an earlier one."),
         ((END_OF_TEXT * 2).encode(), "2 documents are empty."),
@@ -295,7 +296,7 @@ size        68 bytes, 64 characters, 40 tokens, 4 lines
 look at     Characters that the eye may miss: invisible 1 (see below).
 documents   2, told apart by the mark <|endoftext|>
             length: 16 to 19 characters, mean 17.5; 10 / 50 / 90 % up to 16 / 16 / 16
-alphabet    20 distinct characters; 20 of them occur 10 times or less
+alphabet    19 distinct characters and <|endoftext|>; 20 of them occur 10 times or less
             space 6   a 6       t 4       line end 3          . 2       c 2       e 2       s 2
             <|endoftext|> 2     tab 1     , 1       O 1       T 1       d 1       h 1       n 1
             y 1       U+05D0 1  U+05D1 1  U+200B 1
@@ -404,6 +405,9 @@ def test_what_cannot_be_described_is_a_user_error(
         describe(tmp_path / "none.txt")
     with pytest.raises(UserError, match="is no prepared corpus"):
         describe(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{\n')
+    with pytest.raises(UserError, match=r"a.jsonl line 2: damaged JSON"):
+        describe(tmp_path / "a.jsonl")
     with pytest.raises(UserError, match="max_order must be a whole number of at least 0, got -1"):
         describe(tmp_path, max_order=-1)
 

@@ -10,8 +10,9 @@ import pytest
 
 from resroute.config import UserError
 from resroute.data import containers, documents
-from resroute.data.containers import open_text
+from resroute.data.containers import joined, open_text
 from resroute.data.documents import count_rows
+from resroute.data.text import survey_text
 from resroute.data.tokenizer import END_OF_TEXT
 
 END = END_OF_TEXT.encode()
@@ -73,6 +74,14 @@ def test_json_lines(tmp_path, field, pack) -> None:
     # neither blank lines nor a last line without its end matter
     data = b"\n" + data.replace(b"\n", b"\r\n \n").rstrip()
     assert read(write(tmp_path, f"a.ndjson{suffix}", pack(data))) == STORIES_TEXT
+
+
+def test_a_mark_before_the_first_line_is_no_part_of_it(tmp_path) -> None:
+    mark = b"\xef\xbb\xbf"
+    assert read(write(tmp_path, "a.jsonl", mark + lines({"text": "one"}))) == b"one" + END
+    # only there
+    path = write(tmp_path, "b.jsonl", lines({"text": "one"}) + mark + lines({"text": "two"}))
+    assert refusal(path).startswith(f"{path} line 2: damaged JSON (Unexpected UTF-8 BOM")
 
 
 def test_json_lines_in_a_zip(tmp_path) -> None:
@@ -192,6 +201,39 @@ def test_a_table_without_text_is_refused(tmp_path, write_table) -> None:
     )
     path = write_table(tmp_path / "b.parquet", [[1]])
     assert "its column text is no text (list<" in refusal(path)
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.Table.from_arrays([arrow.array(["a"]), arrow.array(["b"])], ["text", "text"])
+    path = tmp_path / "a.parquet"
+    parquet.write_table(table, path)
+    assert refusal(path) == f"{path}: has several columns text; keep one of them"
+
+
+DIRT = {
+    "\n\nfour\r\n five": "line 3 ends in CRLF; --clean turns CRLF and CR into LF",
+    "four\rfive": "line 1 ends in CR; --clean turns CRLF and CR into LF",
+    "four \0": "holds a NUL byte at offset 5; --clean drops NUL bytes",
+}
+
+
+@pytest.mark.parametrize("text", DIRT)
+def test_what_a_text_may_not_have_is_placed_in_its_line_or_row(tmp_path, write_table, text) -> None:
+    texts = ["one\n", "", "three", text, text]
+    path = write(tmp_path, "a.jsonl", b"\n" + lines(*({"text": one} for one in texts)))
+    table = write_table(tmp_path / "a.parquet", texts, rows=2)
+    for source, where in ((path, "line 5"), (table, "row 4")):
+        with pytest.raises(UserError) as caught:
+            survey_text(joined([open_text(source)]))
+        assert str(caught.value) == f"{source} {where}: {DIRT[text]}"
+
+
+def test_a_mark_in_the_first_document_is_placed(tmp_path) -> None:
+    path = write(tmp_path, "a.jsonl", b"\n" + lines({"text": "\ufeffone"}))
+    with pytest.raises(UserError, match=r"a.jsonl line 2: starts with a byte-order mark; --clean"):
+        survey_text(path)
 
 
 def test_a_table_over_the_limit_is_refused(tmp_path, write_table) -> None:

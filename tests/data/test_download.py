@@ -60,6 +60,15 @@ def test_a_file_arrives(server, waits, tmp_path) -> None:
     assert waits == []
 
 
+def test_a_file_arrives_where_there_are_no_locks(server, tmp_path, monkeypatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    target = download(server.url, tmp_path / "file.bin", **server.expected)
+    assert target.read_bytes() == CONTENT
+
+
 def test_a_file_that_is_there_is_kept(server, tmp_path) -> None:
     target = tmp_path / "file.bin"
     target.write_bytes(CONTENT)

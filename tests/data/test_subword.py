@@ -1,5 +1,6 @@
 """Byte-level BPE: any text comes back, tokens know their bytes, files are read strictly."""
 
+import importlib
 import json
 
 import numpy as np
@@ -58,13 +59,14 @@ def test_a_tokenizer_survives_json(tokenizer, tmp_path):
         SubwordTokenizer.from_file(path)
     with pytest.raises(rr.UserError, match=r"needs the object of a tokenizer\.json"):
         tokenizer_from_dict({"type": "subword"})
-    with pytest.raises(rr.UserError, match="the file is missing"):
+    with pytest.raises(rr.UserError, match=r"the file is missing; name .*, or a corpus folder"):
         SubwordTokenizer.from_file(tmp_path / "no.json")
     assert tokenizer_from_dict(CharTokenizer(("a",)).to_dict()) == CharTokenizer(("a",))
 
 
 def test_a_vocabulary_holds_every_byte():
-    with pytest.raises(rr.UserError, match="needs 257 tokens or more, got 256"):
+    says = "needs 257 tokens or more, 256 bytes and one besides, got 256"
+    with pytest.raises(rr.UserError, match=says):
         SubwordTokenizer.train(iter(["x"]), 256, ends=False)
 
 
@@ -125,6 +127,92 @@ def test_unknown_characters_are_refused_left_out_or_spelled(tmp_path):
     assert spelled.tokenizer.vocab_size == 3 + 256
     assert (spelled.split("val").bytes, spelled.split("val").characters) == (18, 10)
     assert spelled.split("val").tokens == 18
+
+
+STORY = "a b\n<|endoftext|>\nab\u00e9\n<|endoftext|><|endoftext|>b\n"
+
+
+def account(corpus):
+    """What meta.json counts, after it is checked against the tokens themselves."""
+    for split in SPLITS:
+        about = corpus.split(split)
+        text = corpus.tokenizer.decode(corpus.tokens(split))
+        ends = 12 * text.count(END_OF_TEXT) * (corpus.tokenizer.end_of_text is not None)
+        assert about.tokens == len(corpus.tokens(split))
+        assert about.characters == len(text) - ends
+        assert about.bytes == len(text.encode()) - ends
+    return "".join(corpus.tokenizer.decode(corpus.tokens(split)) for split in SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("letters", "left", "unknown", "documents"),
+    [
+        # of the literal all but <, | and > is known
+        ("\n abdefnotx", "", 4, 1),
+        # it can be spelled: nothing of it is left out
+        ("\n abdefnotx<|>", END_OF_TEXT, 1, 101),
+    ],
+)
+def test_an_end_that_is_no_token_is_left_out_as_a_whole_or_spelled(
+    tmp_path, letters, left, unknown, documents
+):
+    source = tmp_path / "t.txt"
+    source.write_text(STORY * 50)
+    known = CharTokenizer(tuple(sorted(letters)))
+    corpus = rr.prepare_text(source, tmp_path / "c", tokens=known, unknown="skip")
+    skipped = STORY.replace("\u00e9", "").replace(END_OF_TEXT, left)
+    assert account(corpus) == skipped * 50
+    assert corpus.meta.source["unknown_characters"] == unknown * 50
+    assert [corpus.split(split).documents for split in SPLITS] == [91, 5, 5]
+    for split in SPLITS:
+        assert corpus.tokenizer.decode(corpus.tokens(split)[:1]) != "\n"
+    found = rr.data.describe(corpus.path, max_order=0)
+    assert found.documents.count == documents
+    page = rr.data.render(found)
+    told = "101 in the text, told apart by the mark <|endoftext|>; 1 in the tokens"
+    assert any(told in line for line in page) == (documents == 1)
+
+
+@pytest.mark.parametrize("block", [1 << 18, 7])
+def test_an_end_that_is_spelled_as_bytes_parts_documents(tmp_path, monkeypatch, block):
+    module = importlib.import_module("resroute.data.describe")
+    monkeypatch.setattr(module, "BLOCK_BYTES", block)
+    source = tmp_path / "t.txt"
+    source.write_text(STORY * 50)
+    known = CharTokenizer(tuple("\n ab"))
+    corpus = rr.prepare_text(source, tmp_path / "c", tokens=known, unknown="byte")
+    assert account(corpus) == STORY * 50
+    found = rr.data.describe(corpus.path, max_order=0)
+    assert (found.documents.separator, found.documents.count) == ("endoftext", 101)
+    assert any("101, told apart by the mark" in line for line in rr.data.render(found))
+
+
+# 6: the spelled literals have as many tokens too many as characters are left out
+@pytest.mark.parametrize("count", [0, 1, 6])
+def test_spelled_ends_and_what_is_left_out_do_not_move_the_cuts(tmp_path, count):
+    source = tmp_path / "t.txt"
+    lost = "\u00e9" * count
+    source.write_text(f"a{lost}b{lost}{END_OF_TEXT}" * 20)
+    known = CharTokenizer(tuple(sorted({*END_OF_TEXT, *"ab"})))
+    corpus = rr.prepare_text(source, tmp_path / "c", tokens=known, unknown="skip")
+    assert account(corpus) == f"ab{END_OF_TEXT}" * 20
+    for split in SPLITS:
+        assert corpus.tokenizer.decode(corpus.tokens(split)[:3]) == "ab<"
+
+
+def test_a_prompt_loses_an_unknown_end_as_a_whole():
+    known = CharTokenizer(tuple("abdefnotx"), unknown="skip")
+    assert known.decode(known.encode(f"a{END_OF_TEXT}<b")) == "ab"
+    assert known.unknown_in(f"a{END_OF_TEXT}<b") == 2
+
+
+@pytest.mark.parametrize("unknown", ["skip", "byte"])
+def test_subwords_have_no_use_for_unknown_characters(tmp_path, tokenizer, unknown):
+    source = tmp_path / "t.txt"
+    source.write_text(STORY * 50)
+    for tokens in (300, tokenizer):
+        with pytest.raises(rr.UserError, match=f"--unknown {unknown} has no use for subwords"):
+            rr.prepare_text(source, tmp_path / "c", tokens=tokens, unknown=unknown)
 
 
 @given(st.text(max_size=30))

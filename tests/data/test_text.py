@@ -60,6 +60,8 @@ def test_cleaning_is_the_same_at_every_block_size(
         ("naïve €".encode() + b" \xff", r"not UTF-8 at byte 11 \(0xff\)"),
         ("ab €".encode()[:-1], r"middle of a UTF-8 character\ncut it there: head -c 3 "),
         ("ab".encode("utf-16"), "is UTF-16, not UTF-8\nconvert it: iconv -f UTF-16 -t UTF-8"),
+        ("ab".encode("utf-32"), "is UTF-32, not UTF-8\nconvert it: iconv -f UTF-32 -t UTF-8"),
+        (b"\0\0\xfe\xff\0\0\0a", "is UTF-32, not UTF-8\nconvert it: iconv -f UTF-32 -t UTF-8"),
         (bytes(range(256)), "looks binary .27 control bytes in the first 256."),
         (b"", "is empty"),
         (b" \n\t\n", "holds no text but white space"),
@@ -75,6 +77,16 @@ def test_unfit_files_are_refused_by_name_place_and_remedy(
         survey_text(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert str(caught.value).count("\n") <= 1
+
+
+@pytest.mark.parametrize("block", [1, 4, 64])
+def test_no_mark_is_left_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(containers, "BLOCK_BYTES", block)
+    reader = TextReader(write(tmp_path, "\ufeff\ufeff\ufeffa\ufeffb"), clean=True)
+    assert "".join(reader) == "a\ufeffb"
+    assert reader.cleaned.byte_order_marks == 3
 
 
 @pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b"\xef\xbb\xbf \r\n"])

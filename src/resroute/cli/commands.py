@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from resroute import analysis, data, experiments, training
 from resroute.cli.display import Display, byte_progress, printable
+from resroute.cli.signals import cleaning_up
 from resroute.config import UserError, from_dict, suggestion, variants, with_overrides
 from resroute.data import Corpus
 from resroute.data.sources import STORYWORLD, corpus_of
@@ -51,12 +52,13 @@ def demo(options: argparse.Namespace) -> None:
 
 def prepare(options: argparse.Namespace) -> None:
     """Make a corpus folder and print what is in it."""
-    if options.source == STORYWORLD:
-        corpus = _prepare_storyworld(options)
-    elif options.source in data.PUBLISHED:
-        corpus = _prepare_published(options)
-    else:
-        corpus = _prepare_file(options)
+    with cleaning_up():
+        if options.source == STORYWORLD:
+            corpus = _prepare_storyworld(options)
+        elif options.source in data.PUBLISHED:
+            corpus = _prepare_published(options)
+        else:
+            corpus = _prepare_file(options)
     _print_corpus(corpus)
 
 
@@ -131,9 +133,11 @@ def _require_unused(options: argparse.Namespace, *names: str) -> None:
 
 
 def _suffix(options: argparse.Namespace) -> str:
-    """Of a default folder's name, so that other tokens make another corpus."""
-    tokens = options.tokens or "characters"
-    return "" if tokens == "characters" else f"-{Path(tokens).stem}"
+    """Of a default folder's name, so that other tokens or documents make another corpus."""
+    usual = {"tokens": "characters", "separator": "auto", "unknown": "error"}
+    given = _given(options, *usual)
+    words = [Path(word).stem for name, word in given.items() if word != usual[name]]
+    return "".join(f"-{word}" for word in [*words, *["repair"] * options.repair])
 
 
 def _tokens(text: str | None) -> data.Tokens:
@@ -322,7 +326,7 @@ def overrides(settings: list[str]) -> dict[str, str]:
 
 def corpus_named(source: str, *, clean: bool = False) -> Corpus:
     """The corpus of a name, prepared with a progress bar where it is new."""
-    with byte_progress(Path(source).name) as progress:
+    with cleaning_up(), byte_progress(Path(source).name) as progress:
         return corpus_of(source, clean=clean, progress=progress)
 
 

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 
 from resroute.data import Floor
+from resroute.residual import Finding
 from resroute.training import Listener, RunStart
 
 # seconds between plain lines of training, so that a log stays short
@@ -90,6 +91,12 @@ class Display(Listener):
         """Move the bar."""
         if self.task is not None:
             self.progress.update(self.task, completed=step)
+
+    def health(self, findings: list[Finding]) -> None:
+        """Say what was found, two lines each: what and where, then why and what to do."""
+        for found in findings:
+            self.message(f"{found.severity}: {found.check}, {found.where}: {found.saw}")
+            self.message(f"  {found.why}; {found.remedy}")
 
     def _losses(self, *, short: bool = False) -> str:
         """The latest numbers; the short form keeps a bar within 80 columns."""

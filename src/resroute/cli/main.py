@@ -14,6 +14,7 @@ import torch
 
 from resroute.cli.display import printable
 from resroute.cli.parser import make_parser, parse
+from resroute.cli.signals import Terminated
 from resroute.config import UserError
 from resroute.training import Preempted
 from resroute.training.distributed import is_main_process
@@ -47,9 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_main_process():
             print(f"resroute: {stopped}{_without_fresh(options)}", file=sys.stderr)
         return TERMINATED if stopped.signal == signal.SIGTERM else INTERRUPTED
-    except KeyboardInterrupt:
-        print(f"resroute: interrupted{_without_fresh(options)}", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as stopped:
+        is_term = isinstance(stopped, Terminated)
+        what = "terminated" if is_term else "interrupted"
+        print(f"resroute: {what}{_without_fresh(options)}", file=sys.stderr)
+        return TERMINATED if is_term else INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone; nothing more can be written there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

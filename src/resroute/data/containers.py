@@ -11,9 +11,7 @@ Nothing is unpacked to disk, and memory does not grow with the file. What a file
 | .parquet | a document a row, see `documents` |
 """
 
-import bz2
-import gzip
-import importlib
+import codecs
 import itertools
 import lzma
 import re
@@ -22,17 +20,19 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, BinaryIO, Literal
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Literal
 
 from resroute.config import UserError, suggestion
-from resroute.data.documents import damaged, ended, import_extra, of_lines, of_rows
+from resroute.data.documents import damaged, ended, of_lines, of_rows
+from resroute.data.unpack import pieces_of, unpack
 
 BLOCK_BYTES = 1 << 18
 UNPACKED_LIMIT = 100_000_000_000
 
 Kind = Literal["plain", "gzip", "bzip2", "xz", "zstd", "zip", "parquet", "tar", "7z", "rar"]
 Report = Callable[[int], None]
+Piece = tuple[str, bytes]
 
 _MAGIC: tuple[tuple[Kind, re.Pattern[bytes]], ...] = (
     ("gzip", re.compile(rb"\x1f\x8b")),
@@ -63,14 +63,14 @@ _NAMES: dict[str, Kind] = {
 }
 _REFUSED: tuple[Kind, ...] = ("tar", "7z", "rar")
 _LINES = (".jsonl", ".ndjson")
-# 4 bytes of zstd can stand for 128 KB: what is fed at once makes 8 MB at most
-_ZSTD_FEED_BYTES = 1 << 8
 _DAMAGE = (
     EOFError,
     OSError,
     zlib.error,
     lzma.LZMAError,
     zipfile.BadZipFile,
+    # of names in an archive
+    UnicodeDecodeError,
     # what zipfile says of sizes and features that no sound archive has
     struct.error,
     NotImplementedError,
@@ -86,8 +86,9 @@ class ByteSource:
     Args:
         path: The file, for messages.
         size: Its bytes as it lies on disk.
-        read: Starts a pass: pieces of any size. It is given where to report how many bytes of the
-            file on disk are behind.
+        read: Starts a pass: pieces of any size, each after the words that name its line or row
+            where it is a document, else an empty string. It is given where to report how many bytes
+            of the file on disk are behind.
 
     Attributes:
         path: As given.
@@ -95,15 +96,19 @@ class ByteSource:
         done: How many bytes of `size` the latest pass has behind it; of a table its share of rows.
     """
 
-    def __init__(self, path: Path, size: int, read: Callable[[Report], Iterator[bytes]]) -> None:
+    def __init__(self, path: Path, size: int, read: Callable[[Report], Iterator[Piece]]) -> None:
         self.path = path
         self.size = size
         self.done = 0
         self._read = read
 
     def __iter__(self) -> Iterator[bytes]:
+        yield from _in_blocks(piece for _, piece in self.pieces())
+
+    def pieces(self) -> Iterator[Piece]:
+        """A pass by pieces of any size, each after the words that name its line or row, if any."""
         self.done = 0
-        yield from _in_blocks(self._read(self._report))
+        yield from self._read(self._report)
         self.done = self.size
 
     def _report(self, done: int) -> None:
@@ -139,10 +144,11 @@ def open_text(
         raise UserError(f"{path}: {file.name} is no zip archive; leave out :{member}")
     _refuse(path, kind)
 
-    def read(report: Report) -> Iterator[bytes]:
+    def read(report: Report) -> Iterator[Piece]:
         if kind == "parquet":
             rows = of_rows(path, start, stop, lambda row, rows: report(size * row // max(1, rows)))
-            return _limited(path, ended(rows), limit)
+            count = _counter(path, limit)
+            return ((where, count(text)) for where, text in ended(rows))
         return _stream(path, kind, slice(start, stop), limit, report)
 
     return ByteSource(path, size, read)
@@ -151,12 +157,12 @@ def open_text(
 def joined(sources: list[ByteSource]) -> ByteSource:
     """Texts one after the other, as one; there is at least one."""
 
-    def read(report: Report) -> Iterator[bytes]:
+    def read(report: Report) -> Iterator[Piece]:
         before = 0
         for source in sources:
-            for block in source:
+            for piece in source.pieces():
                 report(before + source.done)
-                yield block
+                yield piece
             before += source.size
 
     return ByteSource(sources[0].path, sum(source.size for source in sources), read)
@@ -206,7 +212,20 @@ def _kind_of_file(path: Path) -> Kind:
 
 
 def _kind_of(head: bytes) -> Kind:
+    if _is_text(head[:_HEAD_BYTES]):
+        return "plain"
     return next((kind for kind, magic in _MAGIC if magic.match(head)), "plain")
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether bytes, which may end inside a character, are UTF-8 without NUL.
+
+    Archives never are: behind their first bytes, which a text may begin with, come others.
+    """
+    try:
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
 
 
 def _refuse(path: Path, kind: Kind) -> None:
@@ -214,14 +233,14 @@ def _refuse(path: Path, kind: Kind) -> None:
         raise UserError(f"{path}: is a {kind} archive; unpack it and name one of the files in it")
 
 
-def _stream(path: Path, kind: Kind, part: slice, limit: int, report: Report) -> Iterator[bytes]:
+def _stream(path: Path, kind: Kind, part: slice, limit: int, report: Report) -> Iterator[Piece]:
     """A pass over a file that is not a table."""
     file, member = split_member(path)
     with _damage(path, kind), file.open("rb") as raw:
-        name, pieces = file.name, _pieces(raw)
+        name, pieces = file.name, pieces_of(raw, BLOCK_BYTES)
         if kind != "plain":
-            name, pieces = _unpack(path, raw, kind, member)
-            pieces = _limited(path, pieces, limit)
+            name, pieces = unpack(path, raw, kind, file.stem, member)
+            pieces = map(_counter(path, limit), pieces)
         blocks = _in_blocks(_reporting(pieces, raw, report))
         if kind != "plain":
             head = next(blocks, b"")
@@ -231,104 +250,13 @@ def _stream(path: Path, kind: Kind, part: slice, limit: int, report: Report) -> 
             documents = itertools.islice(of_lines(path, blocks), part.start, part.stop)
             yield from ended(documents)
         else:
-            yield from _cut(blocks, part)
-
-
-def _unpack(path: Path, raw: BinaryIO, kind: Kind, member: str) -> tuple[str, Iterator[bytes]]:
-    """The name of the file that is packed, and its bytes."""
-    name = split_member(path)[0].stem
-    if kind == "zip":
-        archive = zipfile.ZipFile(raw)
-        info = _only_member(path, archive, member)
-        return info.filename, _pieces(archive.open(info))
-    if kind == "gzip":
-        return name, _pieces(gzip.GzipFile(fileobj=raw))
-    if kind == "bzip2":
-        return name, _pieces(bz2.BZ2File(raw))
-    if kind == "xz":
-        return name, _pieces(lzma.LZMAFile(raw))
-    return name, _unpack_zstd(raw)
-
-
-def _pieces(stream: Any) -> Iterator[bytes]:
-    return iter(lambda: stream.read(BLOCK_BYTES), b"")
+            yield from (("", block) for block in _cut(blocks, part))
 
 
 def _reporting(pieces: Iterator[bytes], raw: BinaryIO, report: Report) -> Iterator[bytes]:
     for piece in pieces:
         report(raw.tell())
         yield piece
-
-
-def _unpack_zstd(raw: BinaryIO) -> Iterator[bytes]:
-    try:
-        # since Python 3.14
-        zstd: Any = importlib.import_module("compression.zstd")
-    except ImportError:
-        zstd = import_extra("zstandard", "reading .zst")
-        pieces = _zstd_frames(raw, zstd)
-    else:
-        pieces = _pieces(zstd.ZstdFile(raw))
-    try:
-        yield from pieces
-    except zstd.ZstdError as error:
-        raise OSError(str(error)) from None
-
-
-def _zstd_frames(raw: BinaryIO, zstandard: Any) -> Iterator[bytes]:
-    # its own stream reader takes a file that is cut off for a whole one
-    frame = None
-    while data := raw.read(_ZSTD_FEED_BYTES):
-        while data:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            yield frame.decompress(data)
-            data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame:
-        raise EOFError("the end of a frame is missing")
-
-
-def _only_member(path: Path, archive: zipfile.ZipFile, member: str) -> zipfile.ZipInfo:
-    infos = [info for info in archive.infolist() if not info.is_dir()]
-    for info in infos:
-        if _leaves_folder(info.filename):
-            raise UserError(
-                f"{path}: has a file with an unsafe name, {info.filename!a}; "
-                "unpack it with care and name the text"
-            )
-    infos = [info for info in infos if not _is_system_file(info.filename)]
-    names = [info.filename for info in infos]
-    shown = [name if name.isprintable() else ascii(name) for name in names]
-    chosen = [info for info in infos if not member or info.filename == member]
-    if not infos:
-        raise UserError(f"{path}: holds no file; name another archive")
-    if not chosen:
-        raise UserError(f"{path}: the archive has no file {member}{suggestion(member, names)}")
-    if len(chosen) > 1:
-        listed = ", ".join(shown[:5]) + (", ..." if len(names) > 5 else "")
-        raise UserError(
-            f"{path}: holds {len(names)} files ({listed}); name one, as in {path}:{shown[0]}"
-        )
-    info = chosen[0]
-    if info.flag_bits & 1:
-        raise UserError(f"{path}: {info.filename!a} is encrypted; unpack it and name the text")
-    # the other methods have no bound on what they make of a few bytes
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise UserError(
-            f"{path}: {info.filename!a} is packed by a method that is not read here "
-            f"(number {info.compress_type}); unpack it and name the text"
-        )
-    return info
-
-
-def _leaves_folder(name: str) -> bool:
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    return posix.is_absolute() or bool(windows.anchor) or ".." in (*posix.parts, *windows.parts)
-
-
-def _is_system_file(name: str) -> bool:
-    # what file managers add
-    path = PurePosixPath(name)
-    return path.parts[:1] == ("__MACOSX",) or path.name in (".DS_Store", "Thumbs.db")
 
 
 def _check_packed(path: Path, name: str, head: bytes) -> None:
@@ -352,16 +280,21 @@ def _cut(blocks: Iterator[bytes], part: slice) -> Iterator[bytes]:
             return
 
 
-def _limited(path: Path, pieces: Iterator[bytes], limit: int) -> Iterator[bytes]:
+def _counter(path: Path, limit: int) -> Callable[[bytes], bytes]:
+    """Counts pieces, which it gives back, until they are more than `limit` bytes."""
     unpacked = 0
-    for piece in pieces:
+
+    def count(piece: bytes) -> bytes:
+        nonlocal unpacked
         unpacked += len(piece)
         if unpacked > limit:
             raise UserError(
                 f"{path}: unpacks to more than {limit:,} bytes; "
                 "if that is right, unpack it yourself and name the text"
             )
-        yield piece
+        return piece
+
+    return count
 
 
 def _in_blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:

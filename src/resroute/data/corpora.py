@@ -19,7 +19,7 @@ from resroute.data.order import DocumentOrder
 from resroute.data.subword import tokenizer_from_dict
 from resroute.data.text import Separator
 from resroute.data.tokenizer import Tokenizer
-from resroute.files import read_json
+from resroute.files import digest, read_json
 
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
@@ -169,7 +169,7 @@ class Corpus:
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Open a prepared corpus and check that its files are whole.
+    """Open a prepared corpus and check that its files have their sizes and no unknown token.
 
     Raises:
         UserError: No such corpus, one of another format version, or a damaged one.
@@ -186,6 +186,11 @@ def open_corpus(path: str | Path) -> Corpus:
         _check_size(path / tokens_file(split), size)
         if meta.aligned and split != "train":
             _check_size(path / nats_file(split), 8 * corpus.split(split).documents)
+            nats = corpus.document_nats(split)
+            if nats is None or not ((nats >= 0) & (nats < np.inf)).all():
+                raise UserError(
+                    f"{path / nats_file(split)}: holds what are no nats; prepare the corpus again"
+                )
     for split in SPLITS:
         tokens = corpus.tokens(split)
         highest = max(tokens[i : i + _CHUNK].max() for i in range(0, len(tokens), _CHUNK))
@@ -195,6 +200,21 @@ def open_corpus(path: str | Path) -> Corpus:
                 f"{tokenizer.vocab_size}; the file is damaged, prepare the corpus again"
             )
     return corpus
+
+
+def require_unchanged(corpus: Corpus) -> None:
+    """Compare the hashes of the token files with those in `meta.json`, a second for one or two GB.
+
+    Raises:
+        UserError: A file is not what was written.
+    """
+    for split in SPLITS:
+        file = corpus.path / tokens_file(split)
+        if digest(file) != corpus.split(split).sha256:
+            raise UserError(
+                f"{file}: is not what was written, by its hash; delete the folder and prepare the "
+                "corpus again"
+            )
 
 
 def tokens_file(split: Split) -> str:
@@ -239,11 +259,20 @@ def _read_meta(path: Path) -> CorpusMeta:
     meta = config.from_dict(CorpusMeta, data, where=str(file))
     if not isinstance(meta.source, dict):
         raise UserError(f"{file}: source: needs an object, got {meta.source!r}")
+    if meta.separator == "auto":
+        raise UserError(f"{file}: separator: a corpus has one, got 'auto'; prepare it again")
+    for split in SPLITS:
+        for name, value in dataclasses.asdict(getattr(meta.splits, split)).items():
+            if isinstance(value, int) and value < 1:
+                raise UserError(
+                    f"{file}: splits.{split}.{name}: must be at least 1, got {value}; "
+                    "prepare the corpus again"
+                )
     return meta
 
 
 def _check_size(file: Path, size: int) -> None:
     found = file.stat().st_size if file.is_file() else None
-    if found is None or found != size or size <= 0:
+    if found != size:
         state = "is missing" if found is None else f"has {found} bytes, {META_FILE} says {size}"
         raise UserError(f"{file}: {state}; prepare the corpus again")

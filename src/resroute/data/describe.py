@@ -1,7 +1,8 @@
 """What is in a text file or a corpus: sizes, characters, documents, and what needs a look.
 
-Nothing in a file is refused: what `TextReader` would refuse is counted. A text is read once, in
-memory that does not grow with it.
+What `TextReader` would refuse in a text is counted, not refused; a file from which no text can be
+read, a damaged archive or a line of .jsonl that is no document, is refused as `open_text` does. A
+text is read once, in memory that does not grow with it.
 """
 
 import codecs
@@ -15,7 +16,14 @@ import numpy as np
 
 from resroute.config import require_whole
 from resroute.data.containers import BLOCK_BYTES, open_text
-from resroute.data.corpora import SPLITS, Corpus, Split, open_corpus
+from resroute.data.corpora import (
+    SPLITS,
+    Corpus,
+    Split,
+    Tokens,
+    open_corpus,
+    require_unchanged,
+)
 from resroute.data.description import (
     CorpusFindings,
     Description,
@@ -28,7 +36,8 @@ from resroute.data.description import (
 from resroute.data.description_lines import render
 from resroute.data.ngrams import ngram_baselines
 from resroute.data.scan import END_CODE, Codes, Scan
-from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, code_points
+from resroute.data.text import wide_encoding
+from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Tokenizer, code_points
 
 __all__ = ["Description", "describe", "render"]
 
@@ -62,7 +71,9 @@ def describe(path: Path, *, max_order: int = 6, progress: Progress | None = None
     """
     require_whole("max_order", max_order, 0)
     if path.is_dir():
-        return _describe_corpus(open_corpus(path), max_order, progress)
+        corpus = open_corpus(path)
+        require_unchanged(corpus)
+        return _describe_corpus(corpus, max_order, progress)
     source = open_text(path)
     reader = _Reader(source)
     scan = Scan()
@@ -73,7 +84,7 @@ def describe(path: Path, *, max_order: int = 6, progress: Progress | None = None
     scan.finish()
     file = FileFindings(
         byte_order_mark=reader.byte_order_mark,
-        utf16=reader.utf16,
+        wide_encoding=reader.wide_encoding,
         bad_bytes=reader.bad_bytes,
         first_bad_byte=reader.first_bad_byte,
         crlf_line_ends=scan.crlf,
@@ -83,29 +94,54 @@ def describe(path: Path, *, max_order: int = 6, progress: Progress | None = None
     return _description(path, scan, size=reader.bytes, file=file)
 
 
-def _decoded(corpus: Corpus, split: Split) -> Iterator[tuple[int, Codes]]:
-    """The text of a split as code points, after how many tokens so far."""
+def _decoded(corpus: Corpus, split: Split, report: Callable[[int], None]) -> Iterator[Codes]:
+    """The text of a split as code points; `report` is told how many tokens are behind."""
     tokenizer, tokens = corpus.tokenizer, corpus.tokens(split)
-    is_plain = isinstance(tokenizer, CharTokenizer) and tokenizer.unknown != "byte"
-    if is_plain:
-        assert isinstance(tokenizer, CharTokenizer)
-        ends = [] if tokenizer.end_of_text is None else [END_CODE]
-        table = np.array([*map(ord, tokenizer.characters), *ends], np.uint32)
+    has_end = tokenizer.end_of_text is not None
+    # where the literal is no token, its characters or bytes may be
+    is_spelled = corpus.meta.separator == "endoftext" and not has_end
+    if isinstance(tokenizer, CharTokenizer) and tokenizer.unknown != "byte" and not is_spelled:
+        table = np.array([*map(ord, tokenizer.characters), *[END_CODE] * has_end], np.uint32)
+        for start in range(0, len(tokens), BLOCK_BYTES):
+            report(min(start + BLOCK_BYTES, len(tokens)))
+            yield table[tokens[start : start + BLOCK_BYTES]]
+        return
+    texts = _texts(tokenizer, tokens, report)
+    yield from _with_ends(texts) if has_end or is_spelled else map(code_points, texts)
+
+
+def _texts(tokenizer: Tokenizer, tokens: Tokens, report: Callable[[int], None]) -> Iterator[str]:
     held = 0
     for start in range(0, len(tokens), BLOCK_BYTES):
         stop = min(start + BLOCK_BYTES, len(tokens))
-        if is_plain:
-            yield stop, table[tokens[start:stop]]
-            continue
         # a character may go on in the next block, over three tokens at most
         for back in range(4):
             text = tokenizer.decode(tokens[start - held : stop - back])
             if not text.endswith("\ufffd") or stop == len(tokens):
                 break
         held = back
-        parts = text.split(END_OF_TEXT) if tokenizer.end_of_text is not None else [text]
-        codes = [np.append(code_points(part), np.uint32(END_CODE)) for part in parts]
-        yield stop, np.concatenate(codes)[:-1]
+        report(stop)
+        yield text
+
+
+def _with_ends(texts: Iterable[str]) -> Iterator[Codes]:
+    """Code points of a text; each literal `<|endoftext|>` is one `END_CODE`."""
+    held = ""
+    for text in texts:
+        text = held + text
+        # a literal may begin in the last characters, but not inside a whole one
+        cut = max(0, len(text) - len(END_OF_TEXT) + 1)
+        if (place := text.rfind(END_OF_TEXT)) >= 0:
+            cut = max(cut, place + len(END_OF_TEXT))
+        held = text[cut:]
+        yield _codes(text[:cut])
+    yield _codes(held)
+
+
+def _codes(text: str) -> Codes:
+    pieces = text.split(END_OF_TEXT)
+    places = np.cumsum([len(piece) for piece in pieces[:-1]], dtype=np.int64)
+    return np.insert(code_points("".join(pieces)), places, END_CODE)
 
 
 def _describe_corpus(corpus: Corpus, max_order: int, progress: Progress | None) -> Description:
@@ -113,14 +149,13 @@ def _describe_corpus(corpus: Corpus, max_order: int, progress: Progress | None) 
 
     def report(done: int) -> None:
         if progress:
-            progress(done, 2 * total if max_order else total)
+            progress(before + done, 2 * total if max_order else total)
 
     scan = Scan(corpus.meta.separator)
     before = 0
     for split in SPLITS:
-        for done, codes in _decoded(corpus, split):
+        for codes in _decoded(corpus, split, report):
             scan.feed(codes)
-            report(before + done)
         before += corpus.split(split).tokens
     scan.finish()
     ngrams = None
@@ -128,7 +163,7 @@ def _describe_corpus(corpus: Corpus, max_order: int, progress: Progress | None) 
         ngrams = ngram_baselines(
             corpus,
             max_order=max_order,
-            progress=lambda done, orders: report(total + total * done // orders),
+            progress=lambda done, orders: report(total * done // orders),
         )
     source = corpus.meta.source
     nats = corpus.document_nats("val")
@@ -253,20 +288,12 @@ class _Reader:
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self.bytes = self.bad_bytes = 0
         self.first_bad_byte: int | None = None
-        self.byte_order_mark = self.utf16 = False
+        self.byte_order_mark = False
+        self.wide_encoding: str | None = None
         self._blocks = blocks
 
     def __iter__(self) -> Iterator[Codes]:
-        held = ""
-        for text in self._texts():
-            text = held + text
-            # a literal may begin in the last characters, but not inside a whole one
-            cut = max(0, len(text) - len(END_OF_TEXT) + 1)
-            if (place := text.rfind(END_OF_TEXT)) >= 0:
-                cut = max(cut, place + len(END_OF_TEXT))
-            held = text[cut:]
-            yield self._codes(text[:cut])
-        yield self._codes(held)
+        return _with_ends(self._texts())
 
     def _texts(self) -> Iterator[str]:
         # a byte that is no UTF-8 becomes one of 128 surrogates, which UTF-8 cannot hold
@@ -275,7 +302,7 @@ class _Reader:
         for block in self._with_end():
             start = self.bytes - len(decoder.getstate()[0])
             if not self.bytes:
-                self.utf16 = block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                self.wide_encoding = wide_encoding(block)
             self.bytes += len(block)
             text = decoder.decode(block, final=not block)
             codes = code_points(text)
@@ -287,16 +314,11 @@ class _Reader:
                 self.bad_bytes += int(is_bad.sum())
                 text = codes[~is_bad].astype("<u4").tobytes().decode("utf-32-le")
             if is_start and text:
-                is_start = False
-                self.byte_order_mark = text[0] == "\ufeff"
-                text = text[self.byte_order_mark :]
+                self.byte_order_mark |= text.startswith("\ufeff")
+                text = text.lstrip("\ufeff")
+                is_start = not text
             yield text
 
     def _with_end(self) -> Iterator[bytes]:
         yield from self._blocks
         yield b""
-
-    def _codes(self, text: str) -> Codes:
-        pieces = text.split(END_OF_TEXT)
-        places = np.cumsum([len(piece) for piece in pieces[:-1]], dtype=np.int64)
-        return np.insert(code_points("".join(pieces)), places, END_CODE)

@@ -86,8 +86,8 @@ class FileFindings:
     """What only a file has: its bytes and what is wrong with them.
 
     Attributes:
-        byte_order_mark: Whether one stands at the start; it is counted nowhere else.
-        utf16: Whether the file starts like UTF-16.
+        byte_order_mark: Whether any stand at the start; they are counted nowhere else.
+        wide_encoding: "UTF-16" or "UTF-32", where the file starts like it.
         bad_bytes: Bytes that are no UTF-8; they are counted nowhere else.
         first_bad_byte: Offset of the first of them.
         crlf_line_ends: Line ends that are CRLF.
@@ -96,7 +96,7 @@ class FileFindings:
     """
 
     byte_order_mark: bool
-    utf16: bool
+    wide_encoding: str | None
     bad_bytes: int
     first_bad_byte: int | None
     crlf_line_ends: int

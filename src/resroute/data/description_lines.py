@@ -74,8 +74,8 @@ def _of_file(description: Description) -> Iterator[str]:
     if not file:
         return
     num_bad = file.bad_bytes + sum(k.count for k in description.kinds if k.kind == "control")
-    if file.utf16:
-        yield "It starts like UTF-16: convert it with iconv -f UTF-16 -t UTF-8."
+    if wide := file.wide_encoding:
+        yield f"It starts like {wide}: convert it with iconv -f {wide} -t UTF-8."
     elif num_bad * 20 > description.bytes:
         yield "It looks like no text: over one byte in twenty is a control character or no UTF-8."
     if file.bad_bytes:
@@ -162,7 +162,12 @@ def _documents(description: Description) -> Iterator[_Paragraph]:
     if documents.separator == "none":
         yield "nothing separates documents"
         return
-    yield f"{documents.count:,}, told apart by {names[documents.separator]}"
+    name, corpus = names[documents.separator], description.corpus
+    in_text = sum(corpus.split_documents.values()) if corpus else documents.count
+    if in_text == documents.count:
+        yield f"{in_text:,}, told apart by {name}"
+    else:
+        yield f"{in_text:,} in the text, told apart by {name}; {documents.count:,} in the tokens"
     if lengths := documents.lengths:
         yield (
             f"length: {lengths.shortest:,} to {_many(lengths.longest, 'character')}, mean "
@@ -181,7 +186,9 @@ def _alphabet(description: Description) -> Iterator[_Paragraph]:
     rare = description.rare
     verb = "occurs" if len(rare) == 1 else "occur"
     few = f"; {len(rare):,} of them {verb} {RARE} times or less" if rare else ""
-    yield f"{_many(len(alphabet), 'distinct character')}{few}"
+    num_characters = len(alphabet) - any(symbol == END_OF_TEXT for symbol, _ in alphabet)
+    mark = f" and {END_OF_TEXT}" if num_characters < len(alphabet) else ""
+    yield f"{_many(num_characters, 'distinct character')}{mark}{few}"
     if len(alphabet) <= _NUM_LISTED:
         yield _table(alphabet)
         return

@@ -5,6 +5,7 @@ they are. An empty document adds nothing. One that has the literal in it is refu
 fall apart.
 """
 
+import codecs
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ _BUFFER_BYTES = 1 << 18
 def of_lines(path: Path, blocks: Iterator[bytes]) -> Iterator[tuple[str, str]]:
     """The documents of JSON lines: the field `text`, else `story`, of the object on each line.
 
-    Lines that are blank do not count.
+    Lines that are blank do not count, and a byte-order mark before the first is no part of it.
 
     Args:
         path: The file, for messages.
@@ -39,6 +40,8 @@ def of_lines(path: Path, blocks: Iterator[bytes]) -> Iterator[tuple[str, str]]:
     """
     for number, line in enumerate(_lines(path, blocks), start=1):
         where = f"{path} line {number}"
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
             yield where, _document(line, where)
 
@@ -89,11 +92,14 @@ def count_rows(path: Path) -> int:
         return int(table.metadata.num_rows)
 
 
-def ended(documents: Iterator[tuple[str, str]]) -> Iterator[bytes]:
+def ended(documents: Iterator[tuple[str, str]]) -> Iterator[tuple[str, bytes]]:
     """Documents as one text, each followed by the end of text.
 
     Args:
         documents: Each after the words that name it in errors.
+
+    Returns:
+        Likewise.
 
     Raises:
         UserError: A document that has the end of text in it, or half a character.
@@ -112,7 +118,7 @@ def ended(documents: Iterator[tuple[str, str]]) -> Iterator[bytes]:
                 "document; mend or remove it"
             ) from None
         if data:
-            yield data + end
+            yield where, data + end
 
 
 def import_extra(name: str, what: str) -> Any:
@@ -210,6 +216,8 @@ def _text_column(path: Path, table: Any) -> str:
     if column is None:
         listed = ", ".join(schema.names[:8])
         raise UserError(f"{path}: has no column text or story, only {listed}; name another file")
+    if schema.names.count(column) > 1:
+        raise UserError(f"{path}: has several columns {column}; keep one of them")
     kind = schema.field(column).type
     if types.is_dictionary(kind):
         kind = kind.value_type

@@ -12,16 +12,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from filelock import FileLock
-
 from resroute.config import UserError
-from resroute.files import digest, flush
+from resroute.files import digest, flush, lock_file
 
 Progress = Callable[[int, int], None]
 
@@ -271,14 +269,13 @@ def _check_present(target: Path, size: int, sha256: str) -> None:
 @contextmanager
 def _locked(target: Path) -> Iterator[None]:
     """Keep other processes from the same target; they find the file when their turn comes."""
-    lock = FileLock(target.with_name(f".{target.name}.lock"))
-    # a file system without locks is no reason not to download
-    with suppress(NotImplementedError):
-        lock.acquire()
+    held = lock_file(target.with_name(f".{target.name}.lock"))
     try:
         yield
     finally:
-        lock.release()
+        # none where the file system has no locks, which is no reason not to download
+        if held is not None:
+            held.release()
 
 
 def _version(headers: Any) -> str | None:

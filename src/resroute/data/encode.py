@@ -66,9 +66,9 @@ class Encoder:
     def encode(self, piece: Piece, position: int) -> Encoded:
         """Encode a piece that begins at a position of the text, which counts for "none" alone."""
         before, text = piece
-        parts = split_at_ends(text) if self.is_token else [text]
-        extra = _EXTRA * (len(parts) - 1)
-        length = len(text) - extra
+        split = split_at_ends(text)
+        parts = split if self.is_token else [text]
+        length = len(text) - _EXTRA * (len(parts) - 1)
         documents = None
         if self.separator == "none":
             local = [goal - position for goal in self.goals]
@@ -83,32 +83,33 @@ class Encoder:
             places = starts = document_starts(before, text, self.separator)
             bounds = itertools.pairwise(places.tolist())
             documents = fragments(text, places, [text[a:b].rstrip() for a, b in bounds])
-        ids, start_tokens = self._tokens(text, parts, places, starts, length)
-        num_bytes = (len(text) if text.isascii() else len(text.encode())) - extra
+        tokenizer = self.tokenizer
         unknown = 0
-        characters = length
-        if isinstance(self.tokenizer, CharTokenizer) and self.tokenizer.unknown != "error":
-            unknown = self.tokenizer.unknown_in(text)
-        if unknown and len(ids) < length:
+        if isinstance(tokenizer, CharTokenizer):
+            if tokenizer.unknown != "error":
+                unknown = tokenizer.unknown_in(text)
+            # a given vocabulary has its own mind about the literal
+            is_plain = len(parts) == (len(split) if tokenizer.splits_at_ends else 1)
+        if isinstance(tokenizer, CharTokenizer) and is_plain and not unknown:
+            # a position is a token
+            ids, start_tokens = tokenizer.encode_parts(parts), starts
+        else:
+            ids, start_tokens = self._by_document(text, places)
+        if unknown:
             # what is left out is not counted
-            num_bytes = int(self.tokenizer.token_bytes[ids].sum())
-            characters = int(self.tokenizer.token_characters[ids].sum())
+            num_bytes = int(tokenizer.token_bytes[ids].sum())
+            characters = int(tokenizer.token_characters[ids].sum())
+        else:
+            # the literal counts as one where it is one token
+            extra = 0 if tokenizer.end_of_text is None else _EXTRA * (len(split) - 1)
+            num_bytes = (len(text) if text.isascii() else len(text.encode())) - extra
+            characters = len(text) - extra
         ids = ids.astype(self.dtype, copy=False)
         return Encoded(ids, starts, start_tokens, length, num_bytes, characters, unknown, documents)
 
-    def _tokens(
-        self, text: str, parts: list[str], places: Ids, starts: Ids, length: int
-    ) -> tuple[npt.NDArray[Any], Ids]:
-        """Ids of a piece, and where among them the documents start."""
+    def _by_document(self, text: str, places: Ids) -> tuple[npt.NDArray[Any], Ids]:
+        """Ids of a piece, and where among them its documents start."""
         tokenizer = self.tokenizer
-        if isinstance(tokenizer, CharTokenizer):
-            has_end = tokenizer.end_of_text is not None
-            if has_end != self.is_token:
-                # a given vocabulary has its own mind about the literal
-                parts = split_at_ends(text) if has_end else [text]
-            ids = tokenizer.encode_parts(parts)
-            if len(ids) == length:
-                return ids, starts
         cuts = [0, *places.tolist(), len(text)]
         documents = [text[first:last] for first, last in itertools.pairwise(cuts)]
         rows: list[Any]

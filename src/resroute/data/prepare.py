@@ -19,7 +19,7 @@ from resroute.data.corpora import (
     open_corpus,
 )
 from resroute.data.encode import SplitWriter, encoded, require_room, write_splits
-from resroute.data.folders import existing_corpus, require_equal, write_meta
+from resroute.data.folders import existing_corpus, kept, new_corpus, require_equal, write_meta
 from resroute.data.pool import ProcessKilledError, available_cores
 from resroute.data.published import PublishedFiles
 from resroute.data.subword import SubwordTokenizer
@@ -33,7 +33,6 @@ from resroute.data.text import (
 )
 from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Tokenizer, Unknown
 from resroute.data.wikipedia import clean_wikipedia
-from resroute.files import new_folder
 
 Fractions = tuple[float, float, float]
 Tokens = Literal["characters"] | int | Tokenizer
@@ -75,7 +74,7 @@ def prepare_text(
         tokens: "characters" of the text; a number trains a byte-level BPE of so many tokens on the
             train split's share; a tokenizer is taken as it is.
         unknown: What becomes of characters outside the vocabulary; of this text with another
-            corpus's tokenizer, and of prompts.
+            corpus's tokenizer, and of prompts. Subwords have their own way.
         processes: That work at once; None takes one for each core where the file is large.
         progress: Called with the bytes read and the bytes to read, all passes together.
 
@@ -173,6 +172,12 @@ class _Task:
         goals_of: Callable[[Survey], list[int]],
     ) -> Corpus:
         """Make the corpus, or find that it is there."""
+        is_subword = self.tokens != "characters" and not isinstance(self.tokens, CharTokenizer)
+        if is_subword and self.unknown != "error":
+            raise UserError(
+                f"--unknown {self.unknown} has no use for subwords, which spell what they do not "
+                "know in their own way: leave it out"
+            )
         source = self.open()
         existing = existing_corpus(out)
         processes = self.processes
@@ -200,12 +205,12 @@ class _Task:
         }
         if existing:
             self._report(source, passes - 1, passes)(source.size)
-            return require_equal(existing, provenance)
+            return kept(existing, provenance)
         goals = goals_of(survey)
         tokenizer = self._tokenizer(survey, goals[0], self._report(source, 1, passes))
         reader = self.reader(self.open(), self._report(source, passes - 1, passes))
         # another process may make the same corpus meanwhile: its own is kept
-        with contextlib.suppress(FileExistsError), new_folder(out) as folder:
+        with contextlib.suppress(FileExistsError), new_corpus(out) as folder:
             splits, results = _write(reader, tokenizer, survey, goals, folder, processes)
             provenance |= results
             write_meta(folder, out.resolve().name, provenance, survey.separator, tokenizer, splits)
@@ -254,10 +259,10 @@ class _Task:
 
 
 def _of_wikipedia(dump: ByteSource) -> ByteSource:
-    def read(report: Callable[[int], None]) -> Iterator[bytes]:
-        for block in clean_wikipedia(dump):
+    def read(report: Callable[[int], None]) -> Iterator[tuple[str, bytes]]:
+        for article in clean_wikipedia(dump):
             report(dump.done)
-            yield block
+            yield "", article
 
     return ByteSource(dump.path, dump.size, read)
 
@@ -278,8 +283,9 @@ def _goals(survey: Survey, fractions: Fractions) -> list[int]:
     """Positions from which on val and test begin."""
     goals = [round(survey.tokens * sum(fractions[:count])) for count in (1, 2)]
     if survey.separator == "none":
-        # no split is empty
-        goals = [max(goals[0], 1), max(goals[1], goals[0] + 1, 2)]
+        # no split is empty, where there is a token for each
+        first = max(1, min(goals[0], survey.tokens - 2))
+        goals = [first, max(first + 1, min(goals[1], survey.tokens - 1))]
     return goals
 
 

@@ -21,10 +21,9 @@ from resroute.data.corpora import (
     open_corpus,
 )
 from resroute.data.encode import SplitWriter
-from resroute.data.folders import existing_corpus, require_equal, write_meta
+from resroute.data.folders import existing_corpus, kept, new_corpus, require_equal, write_meta
 from resroute.data.storyworld_knobs import DEFAULT, StoryConfig
 from resroute.data.tokenizer import END_OF_TEXT, CharTokenizer, Tokenizer
-from resroute.files import new_folder
 
 _BATCH_STORIES = 1000
 _SAMPLE_STORIES = 100
@@ -63,12 +62,12 @@ def prepare_storyworld(
         provenance["story"] = config.from_defaults(story)
     out = Path(out)
     if existing := existing_corpus(out):
-        return require_equal(existing, provenance)
+        return kept(existing, provenance)
     tokenizer = CharTokenizer((*storyworld.ALPHABET, END_OF_TEXT))
     stories = _tellers(seed, story)
     splits = {}
     # another process may make the same corpus meanwhile: its own is kept
-    with contextlib.suppress(FileExistsError), new_folder(out) as folder:
+    with contextlib.suppress(FileExistsError), new_corpus(out) as folder:
         shares = (characters - 2 * (characters // 20), characters // 20, characters // 20)
         for split, share in zip(SPLITS, shares, strict=True):
             splits[split] = _write_stories(stories[split], share, tokenizer, folder, split)

@@ -55,8 +55,8 @@ class StoryConfig:
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
-            value = getattr(self, name)
-            require_whole(f"a story's {name}", value, 0)
+            value = require_whole(f"a story's {name}", getattr(self, name), 0)
+            object.__setattr__(self, name, value)
             if value > most:
                 raise UserError(f"a story's {name} must be at most {most}, got {value}")
         if self.held_out != 0 and not _LEAST_HELD_OUT <= self.held_out <= 0.5:

@@ -121,7 +121,7 @@ class SubwordTokenizer:
         Raises:
             UserError: No such file, or something else.
         """
-        remedy = "name a tokenizer.json of the package `tokenizers`"
+        remedy = "name a tokenizer.json of the package `tokenizers`, or a corpus folder"
         return cls(parse_object(read_text(path, remedy), str(path), remedy), where=str(path))
 
     @classmethod
@@ -138,8 +138,8 @@ class SubwordTokenizer:
         """
         if vocab_size < _LEAST_VOCABULARY:
             raise UserError(
-                f"a byte-level vocabulary needs {_LEAST_VOCABULARY} tokens or more, got "
-                f"{vocab_size}"
+                f"a byte-level vocabulary needs {_LEAST_VOCABULARY} tokens or more, 256 bytes and "
+                f"one besides, got {vocab_size}"
             )
         package = _package()
         from tokenizers import decoders, models, pre_tokenizers, trainers

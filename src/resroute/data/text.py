@@ -36,6 +36,11 @@ _ASCII = frozenset(range(128))
 # a closing quotation mark whose last byte, 9D, is nothing in Windows-1252
 _LOST_BYTE = re.compile("â€(?![^\x00-\x7f])")
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
+# the mark of UTF-16 is how one of UTF-32 begins
+_WIDE = (
+    ("UTF-32", (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)),
+    ("UTF-16", (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)),
+)
 # control bytes that text does not hold; tab, line ends, form feed and escape are left out
 _CONTROL = bytes({*range(32), 127} - {9, 10, 11, 12, 13, 27})
 
@@ -80,8 +85,8 @@ class TextReader:
 
     Args:
         source: A file, packed or not (`open_text`), or what it has opened.
-        clean: Drop a byte-order mark and NUL bytes and turn CRLF and CR into LF; otherwise a file
-            that has any of these is refused.
+        clean: Drop byte-order marks at the start and NUL bytes and turn CRLF and CR into LF;
+            otherwise a file that has any of these is refused.
         repair: Mend UTF-8 that was read as Windows-1252 or Latin-1 (`â€™`), by ftfy, line by line;
             lines of over a million characters in parts.
         progress: Called with how far the file on disk is read, in bytes, after each block.
@@ -166,24 +171,28 @@ class TextReader:
             return text
         if not self._clean:
             kind = "CRLF" if text.startswith("\r\n", first) else "CR"
+            where, line, _ = self._place_of(b"\r")
             raise UserError(
-                f"{self._path}: line {self._first_cr_line()} ends in {kind}; "
-                "--clean turns CRLF and CR into LF"
+                f"{where}: line {line} ends in {kind}; --clean turns CRLF and CR into LF"
             )
         crlf = text.count("\r\n")
         self.cleaned.crlf_line_ends += crlf
         self.cleaned.cr_line_ends += text.count("\r") - crlf
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
-    def _first_cr_line(self) -> int:
-        # counted when it is needed: to count every line end takes longer than to read
-        line = 1
-        for block in self._source:
-            place = block.find(b"\r")
-            line += block.count(b"\n", 0, None if place < 0 else place)
+    def _place_of(self, sought: bytes) -> tuple[str, int, int]:
+        """Words that name the file, or its document, in which bytes come first; line and offset."""
+        # looked for when it is needed: to count every line end takes longer than to read
+        line, offset = 1, 0
+        for where, piece in self._source.pieces():
+            if where:
+                line, offset = 1, 0
+            place = piece.find(sought)
+            line += piece.count(b"\n", 0, None if place < 0 else place)
             if place >= 0:
-                break
-        return line
+                return where or str(self._path), line, offset + place
+            offset += len(piece)
+        return str(self._path), line, offset
 
     def _characters(self) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
@@ -194,15 +203,14 @@ class TextReader:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 raise self._not_utf8(error, self.bytes - len(block) - pending) from None
-            has_mark = is_start and text.startswith("\ufeff")
-            is_start = is_start and not text
-            if has_mark:
+            if is_start and text.startswith("\ufeff"):
                 if not self._clean:
-                    raise UserError(
-                        f"{self._path}: starts with a byte-order mark; --clean drops it"
-                    )
-                self.cleaned.byte_order_marks = 1
-                text = text[1:]
+                    where, _, _ = self._place_of(codecs.BOM_UTF8)
+                    raise UserError(f"{where}: starts with a byte-order mark; --clean drops it")
+                num_marks = len(text) - len(text.lstrip("\ufeff"))
+                self.cleaned.byte_order_marks += num_marks
+                text = text[num_marks:]
+            is_start = is_start and not text
             if "\0" in text:
                 self.cleaned.nul_bytes += text.count("\0")
                 text = text.replace("\0", "")
@@ -219,10 +227,10 @@ class TextReader:
                 head.append(block)
             self._check_head(b"".join(head)[:_HEAD_BYTES])
             for block in itertools.chain(head, blocks):
-                if not self._clean and (place := block.find(b"\0")) >= 0:
+                if not self._clean and b"\0" in block:
+                    where, _, offset = self._place_of(b"\0")
                     raise UserError(
-                        f"{self._path}: holds a NUL byte at offset {self.bytes + place}; "
-                        "--clean drops NUL bytes"
+                        f"{where}: holds a NUL byte at offset {offset}; --clean drops NUL bytes"
                     )
                 self.bytes += len(block)
                 self._hash.update(block)
@@ -232,8 +240,8 @@ class TextReader:
         yield b""
 
     def _check_head(self, head: bytes) -> None:
-        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise UserError(f"{self._path}: is UTF-16, not UTF-8\n{self._iconv('UTF-16')}")
+        if wide := wide_encoding(head):
+            raise UserError(f"{self._path}: is {wide}, not UTF-8\n{self._iconv(wide)}")
         num_control = len(head) - len(head.translate(None, delete=_CONTROL))
         # a few stray bytes are a dirty text, one in twenty is no text
         if num_control * 20 > len(head):
@@ -261,6 +269,11 @@ class TextReader:
 
     def _iconv(self, encoding: str) -> str:
         return f"convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(str(self._path))} > utf8.txt"
+
+
+def wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32, where a text starts with its byte-order mark."""
+    return next((name for name, marks in _WIDE if head.startswith(marks)), None)
 
 
 def repairer() -> Callable[[str], str]:

@@ -144,6 +144,12 @@ class CharTokenizer:
         return self.vocab_size - 1 if self.symbols[-1] == END_OF_TEXT else None
 
     @cached_property
+    def splits_at_ends(self) -> bool:
+        """Whether a literal `<|endoftext|>` is no text: one token, or left out as a whole."""
+        can_spell = self.unknown != "skip" or set(END_OF_TEXT) <= set(self.symbols)
+        return self.end_of_text is not None or not can_spell
+
+    @cached_property
     def token_bytes(self) -> Ids:
         """See `Tokenizer`."""
         lengths = [len(symbol.encode()) for symbol in self.characters]
@@ -161,20 +167,21 @@ class CharTokenizer:
     def encode(self, text: str) -> Ids:
         """Ids of `text`, (tokens,).
 
-        The literal `<|endoftext|>` is one token where the vocabulary has it, else its characters.
+        The literal `<|endoftext|>` is one token where the vocabulary has it, else its characters;
+        where these are not all known, `skip` leaves it out as a whole.
 
         Raises:
             UserError: Characters outside the vocabulary, where they are an error; lone surrogates,
                 where they should be bytes.
         """
-        parts = [text] if self.end_of_text is None else split_at_ends(text)
+        parts = split_at_ends(text) if self.splits_at_ends else [text]
         return self.encode_parts(parts).astype(np.int64)
 
     def encode_parts(self, parts: Sequence[str]) -> NarrowIds:
         """Ids of texts with an end of text between each two, (tokens,), of an unsigned type.
 
         Args:
-            parts: The texts; more than one only where the vocabulary has the end of text.
+            parts: The texts; more than one only where `splits_at_ends`.
 
         Raises:
             UserError: See `encode`.
@@ -183,8 +190,8 @@ class CharTokenizer:
         characters = "\0".join(parts)
         ids = self._codes_to_ids(characters)
         if len(parts) > 1:
-            assert self.end_of_text is not None
-            ids[np.cumsum([len(part) + 1 for part in parts[:-1]]) - 1] = self.end_of_text
+            end = self.vocab_size if self.end_of_text is None else self.end_of_text
+            ids[np.cumsum([len(part) + 1 for part in parts[:-1]]) - 1] = end
         is_unknown = ids == self.vocab_size
         if not is_unknown.any():
             return ids
@@ -210,9 +217,10 @@ class CharTokenizer:
         return b"".join([self._spelled[i] for i in values]).decode("utf-8", "replace")
 
     def unknown_in(self, text: str) -> int:
-        """How many characters of `text` are outside the vocabulary."""
-        alone = text if self.end_of_text is None else text.replace(END_OF_TEXT, "")
-        return int((self._codes_to_ids(alone) == self.vocab_size).sum())
+        """How many characters of `text` are outside the vocabulary; a literal left out is one."""
+        parts = split_at_ends(text) if self.splits_at_ends else [text]
+        num_unknown = int((self._codes_to_ids("".join(parts)) == self.vocab_size).sum())
+        return num_unknown + (len(parts) - 1 if self.end_of_text is None else 0)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values from which `from_dict` builds an equal tokenizer."""
