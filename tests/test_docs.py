@@ -55,6 +55,18 @@ def test_the_examples_of_inspect_run_and_find_what_they_say(capsys):
     assert namespace["weights"].shape == (64, len(namespace["names"]))
 
 
+def test_training_from_python_runs_as_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("fox.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    code, tracker = blocks(ROOT / "docs" / "training.md", "python")
+    namespace = {}
+    exec(compile(code, "training.md", "exec"), namespace)
+    assert namespace["summary"]["steps"] == 20
+    assert namespace["tokenizer"].decode(namespace["tokenizer"].encode("fox")) == "fox"
+    exec(compile(tracker, "training.md", "exec"), namespace)
+    assert namespace["WeightsAndBiases"]().message("all methods are there") is None
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_ones_that_we_parse(page):
     for block in blocks(page, "sh"):

@@ -190,7 +190,11 @@ def with_overrides(config: T, overrides: Mapping[str, str]) -> T:
             node[last] = json.loads(plain)
         except (ValueError, RecursionError):
             node[last] = text
-    return from_dict(type(config), data, where="--set")
+    try:
+        return from_dict(type(config), data, where="--set")
+    except UserError as error:
+        # a rule that fields break together names them itself, wherever they were given
+        raise UserError(str(error).removeprefix("--set: ")) from None
 
 
 def differences(old: Any, new: Any, *, path: str = "") -> list[str]:

@@ -68,7 +68,9 @@ def uninterrupted(workers, tmp_path):
     return run
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)]
+)
 def test_a_signal_saves_and_the_command_goes_on(command, runs, uninterrupted, number, code):
     settings = ("--steps", "150", "--set", "checkpoint_every=100", "--set", "ema_decay=0.9")
     process = command.start(*settings)

@@ -282,3 +282,17 @@ def test_the_callers_random_numbers_are_left_alone(make_config):
         rr.train(make_config(out="b", learning_rate=1e30, clip_norm=1e30, warmup_steps=0, steps=20))
     torch.manual_seed(7)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_closed_terminal_asks_to_stop_unless_nohup_says_otherwise():
+    ignored, asked = StopRequest(), StopRequest()
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ignored.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with asked.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    assert (ignored.signal, asked.signal) == (None, signal.SIGTERM)

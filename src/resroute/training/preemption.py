@@ -1,4 +1,4 @@
-"""Stopping when the system asks: SIGTERM and Ctrl-C save first."""
+"""Stopping when the system asks: SIGTERM, a closed terminal and Ctrl-C save first."""
 
 import signal
 import threading
@@ -9,16 +9,17 @@ from types import FrameType
 
 from resroute.training.distributed import World
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_HANGUP = getattr(signal, "SIGHUP", None)
+_SIGNALS = [number for number in (signal.SIGTERM, signal.SIGINT, _HANGUP) if number is not None]
 
 
 class Preempted(KeyboardInterrupt):
-    """A run was asked to stop, by SIGTERM or Ctrl-C, and has saved a checkpoint.
+    """A run was asked to stop, by SIGTERM, SIGHUP or Ctrl-C, and has saved a checkpoint.
 
     Attributes:
         path: Of the run.
         step: After which it stopped; None where it had not begun, so that nothing was saved.
-        signal: The number of the signal.
+        signal: The number of the signal; SIGHUP counts as SIGTERM.
     """
 
     def __init__(self, path: Path, step: int | None, number: int) -> None:
@@ -62,23 +63,25 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of SIGTERM and SIGINT instead of dying of them.
+        """Take note of SIGTERM, SIGHUP and SIGINT instead of dying of them.
 
-        The second signal of a kind is not held back. Outside the main thread, where Python lets
-        nobody listen, nothing changes.
+        The second signal of a kind is not held back. Under `nohup`, SIGHUP stays ignored. Outside
+        the main thread, where Python lets nobody listen, nothing changes.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         former = {number: signal.getsignal(number) for number in _SIGNALS}
+        if _HANGUP is not None and former[_HANGUP] == signal.SIG_IGN:
+            del former[_HANGUP]
 
         def note(number: int, frame: FrameType | None) -> None:
-            self.signal = number
+            self.signal = signal.SIGTERM if number == _HANGUP else number
             signal.signal(number, former[signal.Signals(number)] or signal.SIG_DFL)
             if self._cuts:
                 raise _CutError
 
-        for number in _SIGNALS:
+        for number in former:
             signal.signal(number, note)
         try:
             yield
