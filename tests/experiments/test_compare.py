@@ -272,7 +272,7 @@ def test_of_several_learning_rates_the_best_with_most_seeds_is_compared():
         ({"options": {"batch_size": 2, "steps": 50}}, r"steps \(100 and 50\), batch_size \(1 and"),
         ({"options": {"weight_decay": 0.0}}, r"weight_decay \(0.1 and 0.0\)"),
         ({"options": {"evaluation_windows": 8}}, "evaluation_windows"),
-        ({"options": {"order": "epochs"}}, "order"),
+        ({"options": {"order": "windows"}}, "order"),
         ({"precision": "bfloat16"}, r"precision \(float32 and bfloat16\)"),
         ({"device": "cuda:0"}, r"device \(cpu and cuda\)"),
         ({"torch": "2.9.0"}, r"torch \(2.8.0 and 2.9.0\)"),
