@@ -385,3 +385,7 @@ def test_each_process_may_name_its_own_place_of_the_corpus(workers, make_config,
     configs = [config, {**config, "data": str(tmp_path / "mounted"), "peak_flops": 1e10}]
     main, other = workers.values("train_each", 2, configs=configs, options=[{}, {}])
     assert main["validation_loss"] == other["validation_loss"]
+
+
+def test_processes_meet_again_at_the_same_address(workers):
+    assert workers.values("meet_again", 2, timeout=90, times=12) == [[2.0] * 12] * 2

@@ -1,5 +1,6 @@
-"""How processes that `torchrun` has started find each other, after a restart too."""
+"""How processes find each other: again and again, and after a restart too."""
 
+import functools
 import os
 import secrets
 import time
@@ -13,21 +14,27 @@ _SECONDS_BETWEEN_LOOKS = 0.01
 
 
 def meeting_place() -> dict[str, Any]:
-    """What `init_process_group` needs besides its backend; nothing where it finds all itself.
+    """What `init_process_group` needs besides its backend.
 
     Processes that torchrun starts in the stead of others get the store of those, with the
     addresses that they have left there (pytorch issue 135712; so in torch 2.13). One that comes
-    before its process 0 would call a dead one. So every process asks process 0 for a word, under
-    which only those meet who have heard it.
+    before its process 0 would call a dead one. And where processes meet a second time, one that
+    comes early would find the store that process 0 is about to close. So a store stays, and every
+    process asks process 0 for a word, under which only those meet who have heard it.
 
     Raises:
         RuntimeError: Some process has not come in the time that torch waits for one.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return {}
-    store, rank, size = next(rendezvous("env://"))
+    names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+    store, rank, size = _store(*map(os.environ.get, names))
     word = _give_word(store, size - 1) if rank == 0 else _ask_word(store)
     return {"store": PrefixStore(word, store), "rank": rank, "world_size": size}
+
+
+@functools.cache
+def _store(*place: str | None) -> tuple[Any, int, int]:
+    found: tuple[Any, int, int] = next(rendezvous("env://"))
+    return found
 
 
 # torch's stubs lack some of a store's methods
