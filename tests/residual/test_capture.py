@@ -1,48 +1,20 @@
 """Numbers of a running model, by hand and against brute force."""
 
-import contextlib
 import gc
-import json
 import math
 
 import pytest
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import resroute as rr
-from resroute import ops
 from resroute.config import UserError
 from resroute.residual.base import site_name
 from resroute.testing import random_stack, randomise, small_gpt
 
-# two tokens of width two
-E = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-U = [
-    torch.tensor([[0.0, 4.0], [0.0, 3.0]], dtype=torch.float64),
-    torch.tensor([[3.0, 0.0], [1.0, 1.0]], dtype=torch.float64),
-]
+from .conftest import E, U, approx, each_method, run
+
 HALF = 1 / math.sqrt(2)
-METHODS = {
-    "pre_norm": rr.PreNorm(),
-    "re_zero": rr.ReZero(),
-    "layer_scale": rr.LayerScale(),
-    "full": rr.FullAttnRes(),
-    "block_gated": rr.BlockAttnRes(num_blocks=2, gated=True),
-    "delta": rr.DeltaAttnRes(),
-    "delta_of_blocks": rr.DeltaAttnRes(num_blocks=2, embedding_source=False),
-    "wav": rr.WAV(num_blocks=2),
-    "wav_learned": rr.WAV(num_blocks=2, learn_bases=True, details_in_readout=True),
-}
-each_method = pytest.mark.parametrize("config", METHODS.values(), ids=METHODS)
-
-
-def run(policy, embedding=E, updates=U):
-    stream = policy.start(embedding)
-    for site, update in enumerate(updates):
-        policy.read(stream, site)
-        stream = policy.write(stream, site, update)
-    return policy.finish(stream)
 
 
 def seen_of(config, *, layers=1, updates=U):
@@ -50,10 +22,6 @@ def seen_of(config, *, layers=1, updates=U):
     with rr.capture(policy) as seen:
         run(policy, updates=updates)
     return seen.result()
-
-
-def approx(expected):
-    return {k: pytest.approx(v, rel=1e-12, abs=1e-15) for k, v in expected.items()}
 
 
 def test_block_at_its_start_by_hand():
@@ -217,88 +185,6 @@ def test_sources_of_a_stream_are_what_its_reads_mix():
     assert list(gated.sources(gated.start(E), 0)) == ["embedding", "stream"]
 
 
-@each_method
-@pytest.mark.parametrize("backend", ["reference", "lean"])
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_outputs_and_gradients_are_equal_to_the_bit(config, backend, recomputes):
-    tokens = torch.arange(16).remainder(11).view(2, 8)
-
-    def step(context):
-        model = small_gpt(residual=config)
-        randomise(model.policy)
-        model.activation_checkpointing = recomputes
-        with context(model) as seen:
-            loss = model(tokens, tokens.roll(-1, 1))[1]
-            loss.backward()
-        return loss, [parameter.grad for parameter in model.parameters()], model, seen
-
-    with ops.backend(backend):
-        loss, gradients, model, _ = step(contextlib.nullcontext)
-        watched, watched_gradients, watched_model, seen = step(
-            lambda model: rr.capture(model, classes=lambda ids: ids % 2)
-        )
-    assert torch.equal(loss, watched)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, watched_gradients, strict=True))
-    assert vars(watched_model.policy).keys() == vars(model.policy).keys()
-    # layers that are computed again do not count again
-    assert (seen.passes, seen.tokens) == (1, 16)
-    counts = seen._tally.counts
-    assert {counts[site, "update"] for site in range(8)} == {16}
-    assert {counts[site, "read"] for site in range(9)} == {16}
-    found = seen.result()
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    for site in found["sites"][:-1]:
-        assert site["update_gradient"] > 0
-        assert site["read_gradient"] > 0
-        if site["weights"]:
-            assert sum(site["weights"].values()) == pytest.approx(1.0, rel=1e-6)
-            assert [found["tokens"] for found in site["classes"].values()] == [9, 7]
-
-
-@pytest.mark.parametrize("name", ["wav", "full", "delta"])
-def test_gradient_norms_are_those_of_the_tensors(name):
-    policy = METHODS[name].build(4, 5).double()
-    randomise(policy)
-    stack = random_stack(8, 5)
-    reads, updates = [], []
-
-    def forward():
-        stream = policy.start(stack.embedding)
-        for site, weight in enumerate(stack.weights):
-            read = policy.read(stream, site)
-            read.retain_grad()
-            update = torch.tanh(read @ weight)
-            update.retain_grad()
-            reads.append(read)
-            updates.append(update)
-            stream = policy.write(stream, site, update)
-        return policy.finish(stream).square().sum()
-
-    with rr.capture(policy) as seen:
-        forward().backward()
-        (3 * forward()).backward()
-    # root mean square of two passes whose gradients are 1 and 3 times one
-    factor = math.sqrt((1 + 9) / 2)
-    sites = seen.result()["sites"]
-    for site in range(8):
-        norm = updates[site].grad.norm().item() * factor
-        assert sites[site]["update_gradient"] == pytest.approx(norm, rel=1e-12)
-        if name == "delta" and site == 0:
-            # it reads the stream's own tensor
-            assert sites[site]["read_gradient"] is None
-            continue
-        norm = reads[site].grad.norm().item() * factor
-        assert sites[site]["read_gradient"] == pytest.approx(norm, rel=1e-12)
-    assert sites[8]["update_gradient"] is None
-
-
-def test_without_gradients_there_are_no_norms():
-    model = small_gpt(residual=METHODS["wav"])
-    with rr.capture(model) as seen, torch.no_grad():
-        model(torch.zeros(1, 4, dtype=torch.long))
-    assert {site["update_gradient"] for site in seen.result()["sites"]} == {None}
-
-
 def test_classes_have_weights_of_their_own():
     policy = rr.BlockAttnRes(num_blocks=2).build(4, 5).double()
     randomise(policy)
@@ -413,19 +299,6 @@ def test_memory_does_not_grow_with_tokens_or_passes():
     assert len(set(sizes)) == 1
 
 
-def test_the_graph_is_as_before():
-    model = small_gpt(residual=rr.WAV(num_blocks=1), context=4, num_layers=2).eval()
-    tokens = torch.arange(4).view(1, 4)
-
-    def traced():
-        return make_fx(lambda ids: model(ids)[0])(tokens).print_readable(print_output=False)
-
-    before = traced()
-    with rr.capture(model), torch.no_grad():
-        model(tokens)
-    assert traced() == before
-
-
 def test_table_of_depth_weights_has_gaps():
     policy = rr.WAV(num_blocks=2, bases=("split",)).build(2, 3).double()
     with rr.capture(policy) as seen:
@@ -445,27 +318,6 @@ def test_table_of_depth_weights_has_gaps():
     with rr.capture(rr.PreNorm().build(2, 3)) as unrouted:
         random_stack(4, 3, dtype=torch.float32).run(unrouted.policy)
     assert unrouted.table() is None
-
-
-def test_captures_may_be_nested_and_end_when_the_model_fails():
-    policy = rr.BlockAttnRes(num_blocks=2).build(4, 5).double()
-    stack = random_stack(8, 5)
-
-    def fail():
-        with rr.capture(policy) as seen:
-            inners.append(seen)
-            stack.run(policy)
-            raise RuntimeError("boom")
-
-    inners = []
-    with rr.capture(policy) as outer:
-        with pytest.raises(RuntimeError, match="boom"):
-            fail()
-        (inner,) = inners
-        assert inner.result() == outer.result()
-        stack.run(policy)
-        assert (inner.passes, outer.passes) == (1, 2)
-    assert not {"start", "read", "read_normalised", "write", "finish"} & vars(policy).keys()
 
 
 def test_a_number_that_is_none_is_null():

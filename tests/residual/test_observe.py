@@ -11,12 +11,8 @@ from resroute.config import UserError
 from resroute.residual.observe import observe
 from resroute.testing import random_stack, randomise, small_gpt
 
-# two tokens of width two
-E = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-U = [
-    torch.tensor([[0.0, 4.0], [0.0, 3.0]], dtype=torch.float64),
-    torch.tensor([[3.0, 0.0], [1.0, 1.0]], dtype=torch.float64),
-]
+from .conftest import E, U, approx, run
+
 LN2, LN3 = math.log(2), math.log(3)
 # the initial weight of a detail beside one without a bias
 LOW = math.exp(-2)
@@ -27,22 +23,9 @@ def rms(*rows):
     return sum(math.sqrt((x * x + y * y) / 2) for x, y in rows) / len(rows)
 
 
-def run(policy, updates=U):
-    stream = policy.start(E)
-    for site, update in enumerate(updates):
-        policy.read(stream, site)
-        stream = policy.write(stream, site, update)
-    return policy.finish(stream)
-
-
 def seen_of(config, *, layers=1, updates=U):
     policy = config.build(layers, 2).double()
-    return observe(policy, lambda: run(policy, updates))
-
-
-def approx(expected):
-    """Equal in keys, and in numbers to rounding."""
-    return {k: pytest.approx(v, rel=1e-12, abs=1e-15) for k, v in expected.items()}
+    return observe(policy, lambda: run(policy, updates=updates))
 
 
 @pytest.mark.parametrize("config", [rr.PreNorm(), rr.ReZero(), rr.LayerScale()], ids=str)

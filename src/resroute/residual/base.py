@@ -220,13 +220,8 @@ class Policy(nn.Module, ABC, Generic[S]):
         """
         self._expect_at(stream, site)
         names = self.source_names()
-        if names == (STREAM,):
-            raise UserError(
-                f"{type(self).__name__} reads one sum: it has no sources to leave out; leave out "
-                "sites instead"
-            )
         for name in sources:
-            if name not in names:
+            if names != (STREAM,) and name not in names:
                 raise UserError(
                     f"no site has a source {name!r}{suggestion(name, names)}; the readout has "
                     f"{', '.join(self.source_names(self.num_sites)) or 'none'}"
@@ -266,7 +261,10 @@ class Policy(nn.Module, ABC, Generic[S]):
         return {STREAM: self._read(stream)}
 
     def _read_without(self, stream: S, left_out: frozenset[str]) -> Tensor:
-        raise NotImplementedError("a policy with sources says how it reads without some")
+        raise UserError(
+            f"{type(self).__name__} reads one sum: it has no sources to leave out; leave out "
+            "sites instead"
+        )
 
     @abstractmethod
     def _reference(self, stream: S) -> Tensor:
