@@ -224,8 +224,8 @@ def _losses(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> li
             wanted.clamp_min(0).flatten(),
             reduction="none",
         ).view(wanted.shape)
-        counts = wanted >= 0
-        for row, is_counted in zip(losses.double(), counts, strict=True):
+        # not every device has float64
+        for row, is_counted in zip(losses.cpu().double(), (wanted >= 0).cpu(), strict=True):
             if is_counted.any():
                 found.append(row[is_counted].mean().item())
     return found

@@ -104,7 +104,8 @@ def look_at(
             effective=None,
             means={k: v for k, v in seen.items() if isinstance(v, float)},
         )
-    sites = seen.result()["sites"]
+    result = seen.result()
+    sites = result["sites"]
     weights: list[dict[str, float]] = [site["weights"] for site in sites]
     found = [site for site in sites if site["entropy"] is not None]
     means = {
@@ -116,7 +117,7 @@ def look_at(
         **common,
         updates=_times([site["update_rms"] for site in sites[:-1]], coefficients),
         reads=[site["read_rms"] for site in sites],
-        sizes=seen.result()["source_rms"],
+        sizes=result["source_rms"],
         weights=weights,
         effective={site["site"]: site["effective_sources"] for site in found},
         means=means | shares([row for row in weights if row], policy.detail_names),
