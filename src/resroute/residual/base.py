@@ -1,8 +1,9 @@
 """The interface of residual methods: what a sublayer reads, and where its update goes."""
 
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -308,3 +309,17 @@ def site_name(policy: Policy[Any], site: int) -> str:
     if site == policy.num_sites:
         return "readout"
     return f"{site // len(policy.kinds)} {policy.kinds[site % len(policy.kinds)]}"
+
+
+def kind_of_source(name: str) -> str:
+    """A source's name without the number of its block: `state` of `state 3`."""
+    return re.sub(r" \d+$", "", name)
+
+
+def by_kind(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights by source, added up by kind of source in the order of the first of each."""
+    found: dict[str, float] = {}
+    for name, weight in weights.items():
+        kind = kind_of_source(name)
+        found[kind] = found.get(kind, 0.0) + weight
+    return found

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from resroute.residual.base import policy_of
+from resroute.residual.base import kind_of_source, policy_of
 from resroute.residual.capture import Capture
 from resroute.residual.dead_mixing import dead_mixing
 from resroute.residual.findings import LEAST_STEPS, MOST, Finding, Look, look_at, shares, whole
@@ -152,8 +152,7 @@ def _unused(where: str, saw: str) -> Finding:
 
 def _without_block(name: str) -> str:
     """The basis of a detail: `phase` of `phase 3` and of `running phase`."""
-    words = name.removeprefix("running ").rsplit(" ", 1)
-    return words[0] if len(words) == 2 and words[1].isdecimal() else name.removeprefix("running ")
+    return kind_of_source(name).removeprefix("running ")
 
 
 def collapsed_mixing(look: Look) -> list[Finding]:

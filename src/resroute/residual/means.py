@@ -1,12 +1,11 @@
 """Sums that a capture has taken, as the means that people read."""
 
-import re
 from typing import Any
 
 from torch import Tensor
 
 from resroute.config import UserError
-from resroute.residual.base import STREAM, Policy, site_name
+from resroute.residual.base import STREAM, Policy, by_kind, site_name
 from resroute.residual.tally import Tally, number
 
 SOURCES = -1
@@ -65,17 +64,13 @@ class Means:
         layer, place = divmod(site, len(policy.kinds))
         scale = None if is_readout else policy.coefficient(site)
         weights = self._weights(site)
-        kinds: dict[str, float] = {}
-        for name, weight in weights.items():
-            of_all_blocks = re.sub(r" \d+$", "", name)
-            kinds[of_all_blocks] = kinds.get(of_all_blocks, 0.0) + weight
         return {
             "site": site,
             "name": site_name(policy, site),
             "layer": None if is_readout else layer,
             "kind": None if is_readout else policy.kinds[place],
             "weights": weights,
-            "kinds": kinds,
+            "kinds": by_kind(weights),
             "entropy": number(tally.mean(site, "entropy")),
             "effective_sources": number(tally.mean(site, "effective")),
             "read_rms": number(tally.root(site, "read")),

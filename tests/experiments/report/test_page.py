@@ -7,7 +7,7 @@ import pytest
 
 from resroute.analysis import find_runs
 from resroute.experiments.report import make_report
-from resroute.experiments.report.data import Links, script_data
+from resroute.experiments.report.data import Links
 from resroute.experiments.report.page import render_page, setup_line
 from resroute.residual import WAV, BlockAttnRes, PreNorm
 
@@ -149,9 +149,8 @@ def test_everything_from_files_is_escaped(make_run, tmp_path):
 
 def test_the_data_is_what_the_figures_show(study_folder, plan):
     report = make_report(find_runs(study_folder), title="t", plan=plan)
-    text = script_data(
-        report.runs, report.charts, report.differences, report.maps, Links(out=study_folder)
-    )
+    page = render_page(report, defaultdict(lambda: DRAWING), Links(out=study_folder))
+    text = re.search(r'id="data">(.*?)</script>', page)[1]
     assert text.isascii()
     assert not set("<>&") & set(text)
     data = json.loads(text)

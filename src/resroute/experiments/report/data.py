@@ -1,6 +1,5 @@
-"""What the page's script draws, as JSON that can stand inside HTML."""
+"""What the page's script draws, as JSON values."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,13 +38,13 @@ def script_data(
     differences: Sequence[tuple[str, list[Row]]],
     maps: Sequence[tuple[str, list[Map]]],
     links: Links,
-) -> str:
-    """Everything that the page's figures show, as JSON without signs that HTML knows.
+) -> dict[str, Any]:
+    """Everything that the page's figures show, as JSON values.
 
     Runs are given by their place in `runs`.
     """
     places = {run.name: place for place, run in enumerate(runs)}
-    data = {
+    return {
         "runs": [
             {"name": run.name, "label": run.label, "seed": run.seed, "href": links.config(run)}
             for run in runs
@@ -61,9 +60,6 @@ def script_data(
             {"title": title, "maps": [_map(one, places) for one in found]} for title, found in maps
         ],
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    # ASCII alone by now: what is left are the signs that open and close tags and entities
-    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
 
 
 def _chart(chart: Chart, places: dict[str, int]) -> dict[str, Any]:

@@ -1,58 +1,11 @@
-"""Parts of the report's page: tables, sections, drawings inside HTML, and what the page may do."""
+"""The report's tables as HTML."""
 
-import base64
-import hashlib
 import re
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 
 from resroute.experiments.report.data import Links
 from resroute.experiments.report.tables import Cell, Heading, Table
-
-_SCRIPTS = ("page.js", "charts.js")
-
-
-def style() -> str:
-    """The page's style sheet."""
-    return _asset("page.css")
-
-
-def script() -> str:
-    """The page's script."""
-    return "\n" + "".join(_asset(name) for name in _SCRIPTS)
-
-
-def policy(script: str) -> str:
-    """A Content-Security-Policy: nothing is loaded, and this script alone runs."""
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def section(name: str, heading: str, *parts: str) -> str:
-    """A part of the page with a heading, which links can name."""
-    body = "\n".join(parts)
-    return f'<section id="{name}">\n<h2>{escape(heading)}</h2>\n{body}\n</section>'
-
-
-def paragraph(text: str, css: str = "soft small") -> str:
-    """Text as a paragraph."""
-    return f'<p class="{css}">{escape(text)}</p>'
-
-
-def figure(name: str, heading: str, svg: bytes) -> str:
-    """A figure that the script draws anew; until then, or without a script, it is the file."""
-    drawing = _inline(svg, name, heading)
-    return (
-        f'<figure data-figure="{name}" data-title="{escape(heading)}">'
-        f'<div class="static" tabindex="0" role="region" aria-label="{escape(heading)}">'
-        f"{drawing}</div></figure>\n"
-        f'<p class="soft small">As a file: <a href="figures/{name}.png">PNG</a>, '
-        f'<a href="figures/{name}.svg">SVG</a></p>'
-    )
 
 
 def html_table(
@@ -91,12 +44,6 @@ def html_table(
     )
 
 
-def _asset(name: str) -> str:
-    text = resources.files("resroute.experiments.report").joinpath(name).read_text(encoding="utf-8")
-    assert "</" not in text, f"{name} would end its element"
-    return text
-
-
 def _head(heading: Heading) -> str:
     unit = f"<span>{escape(heading.unit)}</span>" if heading.unit else ""
     css = "" if heading.is_number else ' class="text"'
@@ -131,19 +78,3 @@ def _sort_key(cell: Cell) -> str:
     if re.fullmatch(r"[\d.]+", cell.text) and float(cell.text) == cell.value:
         return ""
     return f' data-value="{escape(value)}"'
-
-
-def _inline(svg: bytes, prefix: str, name: str) -> str:
-    """An SVG document as an element of the page, its ids made the page's own by `prefix`."""
-    text = svg.decode("utf-8")
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    opening = re.search(r'<svg\b[^>]*\bviewBox="([^"]+)"[^>]*>', text)
-    assert opening is not None, "matplotlib wrote an SVG without a viewBox"
-    width = float(opening.group(1).split()[2])
-    body = re.sub(r"<metadata>.*?</metadata>\s*", "", text[opening.end() :], flags=re.DOTALL)
-    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", body)
-    # 1.6 CSS pixels to the point: text a little above its printed size, and no larger
-    return (
-        f'<svg role="img" aria-label="{escape(name)}" viewBox="{opening.group(1)}" '
-        f'style="max-width: {1.6 * width:.0f}px">{body.strip()}'
-    )

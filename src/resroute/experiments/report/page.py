@@ -1,6 +1,5 @@
 """The report's page: one HTML file that needs nothing but itself."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -9,17 +8,10 @@ from typing import Any
 from resroute.analysis import Run
 from resroute.analysis.runs import run_labels
 from resroute.analysis.table import captions
+from resroute.experiments.page.html import document, figure, paragraph, section
 from resroute.experiments.report import text as words
 from resroute.experiments.report.data import Links, script_data
-from resroute.experiments.report.html import (
-    figure,
-    html_table,
-    paragraph,
-    policy,
-    script,
-    section,
-    style,
-)
+from resroute.experiments.report.html import html_table
 from resroute.experiments.report.tables import (
     differences_table,
     equal_compute_table,
@@ -81,34 +73,14 @@ def render_page(report: Report, figures: Mapping[str, bytes], links: Links) -> s
         figures: SVG files by the name of their figure, shown where no script runs.
         links: Where the runs' configurations are.
     """
-    code = script()
-    sections = [part for part in _sections(report, figures, links) if part]
-    found = (re.match(r'<section id="(\w+)">\n<h2>(.*)</h2>', part) for part in sections)
-    nav = "\n".join(f'<a href="#{m.group(1)}">{m.group(2)}</a>' for m in found if m)
-    data = script_data(report.runs, report.charts, report.differences, report.maps, links)
-    parts = [
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(code)}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(report.title)}</title>",
-        f"<style>\n{style()}</style>",
-        "</head>",
-        "<body>",
-        "<main>",
-        f"<h1>{escape(report.title)}</h1>",
-        f'<p class="soft setup">{escape(setup_line(report.runs))}</p>',
-        f'<nav aria-label="Sections">\n{nav}\n</nav>',
-        *sections,
-        "</main>",
-        f'<script type="application/json" id="data">{data}</script>',
-        f"<script>{code}</script>",
-        "</body>",
-        "</html>",
-    ]
-    return "\n".join(parts) + "\n"
+    return document(
+        report.title,
+        setup_line(report.runs),
+        list(_sections(report, figures, links)),
+        script_data(report.runs, report.charts, report.differences, report.maps, links),
+        "resroute.experiments.report",
+        ("figures.js", "charts.js"),
+    )
 
 
 def setup_line(runs: Sequence[Run]) -> str:

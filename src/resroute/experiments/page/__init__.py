@@ -1,0 +1,1 @@
+"""Pages: what those of `report` and `inspect` share."""
