@@ -9,9 +9,21 @@ from resroute.analysis.runs import (
     find_runs,
     read_run,
     run_labels,
+    run_titles,
     unfinished_runs,
 )
 from resroute.config import UserError
+from resroute.residual import Finding
+
+FINDING = {
+    "check": "dead mixing", "severity": "warning", "where": "all sites", "saw": "norm 0.0e+00",
+    "why": "nothing was learned", "remedy": "train longer",
+}  # fmt: skip
+
+
+def health(*findings):
+    """A run's health.json."""
+    return json.dumps({"format_version": 1, "step": 20, "findings": findings})
 
 
 def test_a_run_is_read_by_value(make_run):
@@ -33,6 +45,18 @@ def test_a_run_is_read_by_value(make_run):
 def test_a_run_without_routing_sample_or_floor(make_run):
     run = read_run(make_run("plain", floor=None, floor_exact=None))
     assert (run.depth_weights, run.sample, run.floor) == (None, None, None)
+
+
+def test_findings_are_values_and_none_where_nobody_looked(make_run):
+    path = make_run("a")
+    assert read_run(path).findings is None
+    (path / "health.json").write_text(health())
+    assert read_run(path).findings == ()
+    note = {**FINDING, "severity": "note", "saw": "one\n two\x1b\t\ud800"}
+    (path / "health.json").write_text(health(FINDING, note))
+    first, second = read_run(path).findings
+    assert first == Finding(**FINDING)
+    assert (second.severity, second.saw) == ("note", "one two\ufffd \ufffd")
 
 
 def test_methods_are_in_the_order_of_tables():
@@ -88,6 +112,17 @@ def test_labels_tell_apart_what_nothing_else_does(make_run, tmp_path):
     assert run_labels(runs)[2:] == ["WAV, storyworld", "WAV, mine"]
 
 
+def test_titles_are_labels_with_depth_and_seed(make_run, tmp_path):
+    make_run("a")
+    make_run("b")
+    make_run("c", seed=1, num_layers=48)
+    assert run_titles(find_runs(tmp_path / "runs")) == {
+        "a": "WAV (a), 2 layers, seed 0",
+        "b": "WAV (b), 2 layers, seed 0",
+        "c": "WAV, 48 layers, seed 1",
+    }
+
+
 def test_control_characters_and_lone_surrogates_are_replaced(make_run):
     run = read_run(make_run("a", label="W\x1b[31m\ud800V", sample="one\ntwo\x00"))
     assert run.label == "W\ufffd[31m\ufffdV"
@@ -107,6 +142,13 @@ def test_control_characters_and_lone_surrogates_are_replaced(make_run):
         ("depth_weights.json", '{"sites": ["a"], "sources": ["b"], "weights": [["x"]]}', "sites"),
         ("depth_weights.json", '{"sites": [1], "sources": ["b"], "weights": [[1]]}', "sites"),
         ("depth_weights.json", "{}", "sites"),
+        ("health.json", '{"findings": []}', "format_version None"),
+        ("health.json", '{"format_version": 1}', "findings: needs a list, got None"),
+        ("health.json", health("dead"), r"findings\[0\]: needs an object, got 'dead'"),
+        ("health.json", health(FINDING, {}), r"findings\[1\]: the field 'check' is missing"),
+        ("health.json", health({**FINDING, "saw": 3}), r"findings\[0\].saw: needs text, got 3"),
+        ("health.json", health({**FINDING, "severity": "fatal"}), "'fatal' is not one of 'note'"),
+        ("health.json", health({**FINDING, "size": 1}), "unknown field 'size'"),
     ],
 )
 def test_a_damaged_file_is_one_line_with_a_remedy(make_run, file, text, says):

@@ -238,7 +238,8 @@ def test_report(run: Any, place: Path) -> None:
     runs = tree(place / "runs/base")
     outcome = run("report", "runs", "--out", "page", "--title", "\udcff<b>\x00")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines()[-7:] == [
+    assert "\nHealth: no findings in " in outcome.out
+    assert outcome.out.splitlines()[-8:] == [
         "wrote page/report.html",
         "      page/report.md",
         "      page/table.tex",
@@ -246,6 +247,7 @@ def test_report(run: Any, place: Path) -> None:
         "      page/runs.csv",
         "      page/curves.csv",
         "      page/depth_maps.json",
+        "      page/findings.json",
     ]
     assert "<b>" not in (place / "page/report.html").read_text().split("<main>")[1]
     assert tree(place / "runs/base") == runs

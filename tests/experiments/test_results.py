@@ -15,7 +15,7 @@ from resroute.experiments.results import condensed, read_results, runs_of, write
 from resroute.experiments.spreadsheet import flat, nested, read_table, table
 from resroute.experiments.study import Contrast
 from resroute.model import GPTConfig
-from resroute.residual import WAV, PreNorm
+from resroute.residual import WAV, Finding, PreNorm
 from resroute.training import TrainConfig
 
 MAP = DepthWeights(
@@ -23,6 +23,10 @@ MAP = DepthWeights(
     sources=("embedding", "state 0"),
     weights=((1.0, None), (0.25, 0.75)),
 )
+FINDING = {
+    "check": "dead mixing", "severity": "warning", "where": "all sites", "saw": "norm 0.0e+00",
+    "why": "nothing was learned", "remedy": "train longer",
+}  # fmt: skip
 PLAN = Plan(
     suite="paper",
     baseline="PreNorm",
@@ -91,6 +95,9 @@ def write_run(folder, name, residual, seed, loss, **summary):
     for file, value in files.items():
         (path / file).write_text(json.dumps(value))
     (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    if seed == 0:
+        checked = {"format_version": 1, "step": 100, "findings": [FINDING] if loss == 1.0 else []}
+        (path / "health.json").write_text(json.dumps(checked))
     if seed == 1:
         (path / "sample.txt").write_text('=once, there "was"\n')
 
@@ -124,6 +131,10 @@ def test_runs_come_back_as_they_were(sweep, results):
     assert repr([r.summary for r in found]) == repr([r.summary for r in kept])
     assert repr([r.config for r in found]) == repr([r.config for r in kept])
     assert read_plan(results) == PLAN
+    # of four runs two were checked, and one has a finding
+    kept = json.loads((results / "findings.json").read_text())
+    assert kept == {"format_version": 1, "runs": {"pre/s0": [], "wav/s0": [FINDING]}}
+    assert [r.findings for r in found] == [(), None, (Finding(**FINDING),), None]
 
 
 def test_what_is_kept_is_what_a_report_needs(sweep):
@@ -160,7 +171,7 @@ def test_the_same_runs_give_the_same_bytes_also_by_way_of_results(results, tmp_p
     again.mkdir()
     written = write_results(read_results(results), again, PLAN)
     assert [path.name for path in written] == [
-        "runs.csv", "curves.csv", "depth_maps.json", "samples.json",
+        "runs.csv", "curves.csv", "depth_maps.json", "samples.json", "findings.json",
     ]  # fmt: skip
     for path in results.iterdir():
         assert (again / path.name).read_bytes() == path.read_bytes()
@@ -230,9 +241,11 @@ def test_objects_are_flattened_to_dotted_names_and_back():
 def test_what_former_results_had_does_not_stay(results, sweep):
     runs = [r for r in find_runs(sweep) if r.name == "pre/s1"]
     bare = [dataclasses.replace(run, sample=None) for run in runs]
+    assert (results / "findings.json").is_file()
     assert [path.name for path in write_results(bare, results)] == ["runs.csv", "curves.csv"]
     (run,) = read_results(results)
     assert (run.name, run.depth_weights, run.sample) == ("pre/s1", None, None)
+    assert (run.findings, (results / "findings.json").exists()) == (None, False)
 
 
 def test_results_beside_a_run_leave_its_files_alone(sweep):
@@ -289,6 +302,9 @@ def test_runs_of_one_name_are_refused(sweep, results):
         ("depth_maps.json", '"runs"', '"rums"', "needs format_version 1 and runs"),
         ("samples.json", '{\n "format_version": 1', "{", "damaged JSON"),
         ("samples.json", '"=once', '"\\u0007=once', "damaged .needs plain text"),
+        ("findings.json", '"warning"', '"grave"', r"wav/s0\[0\].severity: 'grave' is not one of"),
+        ("findings.json", '"norm', '"\\nnorm', "wav/s0: damaged .needs plain text"),
+        ("findings.json", '"pre/s0": []', '"pre/s0": {}', "pre/s0: needs a list"),
     ],
 )
 def test_a_damaged_file_says_where_and_what_to_do(results, file, old, new, says):

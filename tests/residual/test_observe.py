@@ -43,6 +43,7 @@ def test_block_at_its_start():
             "effective_sources": 5 / 3,
             "detail_weight": 0.0,
             "embedding_weight": 2 / 3,
+            "kinds": {"embedding": 2 / 3, "running state": 1 / 6, "state": 1 / 6},
             "source_rms": {
                 "embedding": rms((1, 0), (0, 2)),
                 "state 0": rms((3, 4), (1, 4)),
@@ -74,6 +75,8 @@ def test_full_has_every_update_as_a_source():
             "effective_sources": 2.0,
             "detail_weight": 0.0,
             "embedding_weight": (1 + 1 / 2 + 1 / 3) / 3,
+            # 1/2 of the second site, 2/3 of the readout; both updates are of one kind
+            "kinds": {"embedding": 11 / 18, "update": 7 / 18},
             "source_rms": {
                 "embedding": rms((1, 0), (0, 2)),
                 "update 0": rms((0, 4), (0, 3)),
@@ -92,6 +95,7 @@ def test_delta_counts_the_reads_that_mix():
             "effective_sources": 2.0,
             "detail_weight": 0.0,
             "embedding_weight": 0.5,
+            "kinds": {"embedding": 0.5, "update": 0.5},
             "source_rms": {
                 "embedding": rms((1, 0), (0, 2)),
                 "update 0": rms((0, 4), (0, 3)),
@@ -102,6 +106,7 @@ def test_delta_counts_the_reads_that_mix():
     alone = seen_of(rr.DeltaAttnRes(num_blocks=1, embedding_source=False))
     assert alone["entropy"] == alone["embedding_weight"] == 0.0
     assert alone["effective_sources"] == 1.0
+    assert alone["kinds"] == {"running state": 1.0}
     assert alone["source_rms"] == approx({"state 0": rms((3, 4), (1, 4))})
 
 
@@ -114,6 +119,17 @@ def test_wav_counts_finished_and_running_details():
     # the readout mixes the embedding and both states
     embedding = (1 + 2 / few + 1 / many + 1 / 3) / 5
     assert seen["embedding_weight"] == pytest.approx(embedding, rel=1e-12)
+    # of sites 1 and 3 the running block, of sites 2 and 3 the finished one
+    half = 1 / few + 1 / many
+    kinds = {
+        "embedding": embedding,
+        "running state": half / 5,
+        "running split": LOW * half / 5,
+        "state": (half + 2 / 3) / 5,
+        "split": LOW * half / 5,
+    }
+    assert list(seen["kinds"]) == list(kinds)
+    assert seen["kinds"] == pytest.approx(kinds, rel=1e-12)
     # -ln p is ln(sum) for a source without a bias, and 2 more for a detail
     entropies = [
         0.0,
@@ -196,7 +212,8 @@ def test_weights_are_those_that_capture_sees(config):
         seen = observe(policy, lambda: stack.run(policy))
         assert captured.passes == 1
     assert not {"read", "read_normalised", "finish", "write"} & vars(policy).keys()
-    reads = [site["weights"] for site in captured.result()["sites"] if site["weights"]]
+    sites = [site for site in captured.result()["sites"] if site["weights"]]
+    reads = [site["weights"] for site in sites]
     details = [
         sum(weight for name, weight in read.items() if "phase" in name or "split" in name)
         for read in reads
@@ -205,6 +222,13 @@ def test_weights_are_those_that_capture_sees(config):
     assert seen["embedding_weight"] == pytest.approx(
         sum(read["embedding"] for read in reads) / len(reads), rel=1e-12
     )
+    kinds = {
+        kind: sum(site["kinds"].get(kind, 0.0) for site in sites) / len(sites)
+        for site in sites
+        for kind in site["kinds"]
+    }
+    assert seen["kinds"] == pytest.approx(kinds, rel=1e-12)
+    assert sum(kinds.values()) == pytest.approx(1.0, rel=1e-12)
     assert 0 < seen["entropy"] < math.log(seen["effective_sources"])
 
 

@@ -46,6 +46,7 @@ def test_every_number_of_a_record_is_a_scalar(start, tmp_path):
             "update_rms": [1.0, 4.0, 1.0],
             "names": ["a", "b"],
             "empty": [],
+            "kinds": {"embedding": 0.75, "running state": 0.25},
             "source_rms": {"embedding": 1.0, "state 0": {"rms": 3}},
         }
     )
@@ -57,6 +58,8 @@ def test_every_number_of_a_record_is_a_scalar(start, tmp_path):
         "routing/entropy": [(1, 0.5)],
         "routing/update_rms/mean": [(1, 2.0)],
         "routing/update_rms/max": [(1, 4.0)],
+        "routing/kinds/embedding": [(1, 0.75)],
+        "routing/kinds/running state": [(1, 0.25)],
         "routing/source_rms/embedding": [(1, 1.0)],
         "routing/source_rms/state 0/rms": [(1, 3.0)],
     }

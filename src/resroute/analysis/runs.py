@@ -5,13 +5,14 @@ import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from resroute.config import UserError, variants
+from resroute.config import UserError, from_dict, variants
 from resroute.files import read_json, read_json_lines, read_text
-from resroute.residual import ResidualConfig
+from resroute.residual import Finding, ResidualConfig
 
 METHODS = tuple(variants(ResidualConfig))
 """Methods in the order of rows, legends and panels: as they are registered, baselines first."""
@@ -67,6 +68,8 @@ class Run:
     summary: dict[str, Any]
     depth_weights: DepthWeights | None
     sample: str | None
+    findings: tuple[Finding, ...] | None = None
+    """Of the health checks at the end, each text on one line; None where there were none."""
 
     @property
     def label(self) -> str:
@@ -138,6 +141,7 @@ def read_run(path: Path) -> Run:
             f"{path}: no finished run here (no summary.json); finish its training first"
         )
     weights_file, sample_file = path / "depth_weights.json", path / "sample.txt"
+    health_file = path / "health.json"
     return Run(
         path=path,
         name=_name(path, path),
@@ -146,6 +150,7 @@ def read_run(path: Path) -> Run:
         summary=_read_summary(path / "summary.json"),
         depth_weights=_read_depth_weights(weights_file) if weights_file.is_file() else None,
         sample=(_printable(read_text(sample_file, _REMEDY)) if sample_file.is_file() else None),
+        findings=_read_findings(health_file) if health_file.is_file() else None,
     )
 
 
@@ -199,6 +204,15 @@ def run_labels(runs: list[Run]) -> list[str]:
         label if counts[key] == 1 else f"{label} ({run.name})"
         for label, key, run in zip(labels, keys, runs, strict=True)
     ]
+
+
+def run_titles(runs: Sequence[Run]) -> dict[str, str]:
+    """The runs for people, by name: `WAV, 48 layers, seed 0`."""
+    labels = run_labels(list(runs))
+    return {
+        run.name: f"{label}, {run.num_layers} layers, seed {run.seed}"
+        for run, label in zip(runs, labels, strict=True)
+    }
 
 
 def _sizes(runs: list[Run]) -> list[list[str]]:
@@ -283,14 +297,19 @@ def _is(value: Any, kinds: tuple[type, ...], most: float = _LARGEST) -> bool:
     return isinstance(value, kinds)
 
 
-def _read_summary(path: Path) -> dict[str, Any]:
-    summary = read_json(path, _REMEDY)
-    version = summary.get("format_version")
+def _read_versioned(path: Path) -> dict[str, Any]:
+    data = read_json(path, _REMEDY)
+    version = data.get("format_version")
     if version != 1:
         raise UserError(
             f"{path}: has format_version {version!r}, this resroute reads 1; "
             "use the resroute that wrote it, or run it again with --fresh"
         )
+    return data
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    summary = _read_versioned(path)
     for field, kinds in _SUMMARY.items():
         # a seed is drawn on no axis
         most = 2**63 if field == "seed" else _LARGEST
@@ -334,3 +353,19 @@ def _read_depth_weights(path: Path) -> DepthWeights:
         sources=tuple(map(_printable, sources)),
         weights=tuple(tuple(None if w is None else float(w) for w in row) for row in rows),
     )
+
+
+def _read_findings(path: Path) -> tuple[Finding, ...]:
+    data = _read_versioned(path)
+    try:
+        found = from_dict(tuple[Finding, ...], data.get("findings"), where=f"{path}: findings")
+    except UserError as error:
+        raise UserError(f"{error}; {_REMEDY}") from None
+    return tuple(map(_on_one_line, found))
+
+
+def _on_one_line(finding: Finding) -> Finding:
+    texts: dict[str, Any] = {
+        name: " ".join(_printable(text).split()) for name, text in vars(finding).items()
+    }
+    return dataclasses.replace(finding, **texts)

@@ -41,13 +41,13 @@ def demo(options: argparse.Namespace) -> None:
     )
     with Display() as display:
         runs, files = experiments.demo(corpus, out, configs, fresh=options.fresh, listener=display)
-    console = _console()
+    console = terminal()
     console.print()
     _print_table(console, runs)
     for run in runs:
         console.print(f"\n[bold]{run.label}[/bold] writes:", highlight=False)
         console.print((run.sample or "").strip(), markup=False, highlight=False)
-    _print_files(files)
+    print_files(files)
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -223,7 +223,7 @@ def train(options: argparse.Namespace) -> None:
             )
         if not world.is_main:
             return
-    _print_table(_console(), [analysis.read_run(Path(summary["path"]))])
+    _print_table(terminal(), [analysis.read_run(Path(summary["path"]))])
     print(f"\n{summary['path']}")
 
 
@@ -283,15 +283,16 @@ def report(options: argparse.Namespace) -> None:
         unfinished=unfinished,
     )
     files = experiments.save_report(made, runs, Path(options.out or folder), plan)
-    console = _console()
+    console = terminal()
     if made.has_groups:
         table = experiments.groups_table(made.study, is_short=True)
-        _print_plain(console, experiments.terminal_table(table, bold=console.is_terminal))
+        print_plain(console, experiments.terminal_table(table, bold=console.is_terminal))
     else:
         _print_table(console, runs)
-    for line in [*made.findings, *made.notes]:
-        print(f"\n{printable(line)}")
-    _print_files(files)
+    for line in [*made.findings, *made.notes, "\n".join(made.health)]:
+        if line:
+            print(f"\n{printable(line)}")
+    print_files(files)
 
 
 def residual_of(method: str, blocks: int | None) -> ResidualConfig:
@@ -354,10 +355,10 @@ def _print_corpus(corpus: Corpus) -> None:
 
 
 def _print_table(console: "Console", runs: list[analysis.Run]) -> None:
-    _print_plain(console, analysis.comparison_table(runs, bold=console.is_terminal))
+    print_plain(console, analysis.comparison_table(runs, bold=console.is_terminal))
 
 
-def _print_plain(console: "Console", table: "Table") -> None:
+def print_plain(console: "Console", table: "Table") -> None:
     """A table, without the spaces that rich fills its lines with where nobody watches."""
     if console.is_terminal:
         console.print(table)
@@ -367,14 +368,15 @@ def _print_plain(console: "Console", table: "Table") -> None:
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def _print_files(files: list[Path]) -> None:
+def print_files(files: list[Path]) -> None:
+    """Print what was written; of what lies deeper, the folder."""
     folder = files[0].parent
-    # of what lies deeper, the folder
     shown = [str(p) if p.parent == folder else f"{p.parent}/" for p in files]
     print("\nwrote " + "\n      ".join(dict.fromkeys(shown)))
 
 
-def _console() -> "Console":
+def terminal() -> "Console":
+    """Where tables are printed."""
     from rich.console import Console
 
     # tables need room where nobody watches; a terminal has its own width

@@ -144,3 +144,26 @@ def byte_progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
 
     with bar:
         yield update
+
+
+@contextmanager
+def task_progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar for work of several named parts, gone when it is done; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn()
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("loading", total=None)
+    latest = ""
+
+    def update(what: str, done: int, total: int) -> None:
+        nonlocal latest
+        if what != latest:
+            # the time that is left is of this part
+            bar.reset(task, total=total, description=what)
+        latest = what
+        bar.update(task, completed=done)
+
+    with bar:
+        yield update

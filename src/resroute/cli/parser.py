@@ -10,6 +10,7 @@ from resroute.bench import CASES
 from resroute.cli import commands
 from resroute.cli.bench import bench
 from resroute.cli.display import printable
+from resroute.cli.inspect import inspect
 from resroute.cli.sweep import sweep
 from resroute.cli.values import COUNT, LAYERS, SEED, STEPS, name, number, several, whole
 from resroute.config import suggestion
@@ -96,6 +97,7 @@ def make_parser() -> Parser:
     _facts(commands_)
     _sweep(commands_)
     _report(commands_)
+    _inspect(commands_)
     _bench(commands_)
     return parser
 
@@ -274,6 +276,25 @@ def _report(group: Any) -> None:
     add = parser.add_argument
     add("folder", type=name, metavar="DIR", help="where the runs are, such as runs/demo")
     add("--out", type=name, metavar="DIR", help="where to write the page and figures (DIR itself)")
+    add("--title", metavar="TEXT", help="heading of the page")
+
+
+def _inspect(group: Any) -> None:
+    parser = _command(group, "inspect", inspect, "Show what the router of a trained model learned.")
+    add = parser.add_argument
+    add("run_folder", type=name, metavar="RUN", help="run folder, or a checkpoint in it")
+    add("--against", type=name, metavar="RUN", help="another one to show beside it")
+    add("--data", type=name, metavar="WHAT", help="corpus or text file to look at (the run's own)")
+    add("--windows", type=COUNT, metavar="N", help="of text (as many as have 4,096 tokens)")
+    add(
+        "--without", type=several(name), default=["layer", "block", "source"], metavar="A,B",
+        help="leave out each layer, block, site, source, or none",
+    )  # fmt: skip
+    add("--prompt", metavar="TEXT", help="text to show token by token (of the first window)")
+    add("--best", action="store_true", help="weights of least validation loss, not the newest")
+    add("--ema", action="store_true", help="averaged weights, of a run with ema_decay")
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add("--out", type=name, metavar="DIR", help="where to write the page (RUN/inspect)")
     add("--title", metavar="TEXT", help="heading of the page")
 
 

@@ -14,6 +14,10 @@ from resroute.experiments.facts import score_facts as score_facts
 from resroute.experiments.importance import Ablation as Ablation
 from resroute.experiments.importance import Importance as Importance
 from resroute.experiments.importance import importance as importance
+from resroute.experiments.inspect import Inspection as Inspection
+from resroute.experiments.inspect import inspect_model as inspect_model
+from resroute.experiments.inspect import inspect_run as inspect_run
+from resroute.experiments.inspect import save_inspection as save_inspection
 from resroute.experiments.plan import Plan as Plan
 from resroute.experiments.plan import read_plan as read_plan
 from resroute.experiments.rates import Rates as Rates
@@ -50,6 +54,7 @@ __all__ = [
     "Estimator",
     "FactScores",
     "Importance",
+    "Inspection",
     "LocalEngine",
     "Outcome",
     "Plan",
@@ -65,6 +70,8 @@ __all__ = [
     "fact_lines",
     "groups_table",
     "importance",
+    "inspect_model",
+    "inspect_run",
     "make_report",
     "make_suite",
     "plan_tasks",
@@ -73,6 +80,7 @@ __all__ = [
     "read_rates",
     "runs_of",
     "sample",
+    "save_inspection",
     "save_report",
     "score_facts",
     "series_label",

@@ -25,7 +25,7 @@ from resroute.residual.capture import Capture, capture
 from resroute.residual.trajectory import blocks_of
 
 By = Literal["layer", "block", "site", "source"]
-_BY = ("layer", "block", "site", "source")
+BY: tuple[By, ...] = ("layer", "block", "site", "source")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,7 @@ def importance(
     *,
     num_blocks: int = 4,
     batch: int = 8,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Importance:
     """Measure how much the loss grows without each layer, block, site or source.
 
@@ -80,6 +81,7 @@ def importance(
         by: What is left out; sources need a method that routes.
         num_blocks: Blocks of a method that has none of at least two sites.
         batch: B, windows at once.
+        progress: Told how many items are done, and how many there are.
 
     Raises:
         UserError: Windows that do not fit, or a method without sources where these are asked for.
@@ -87,8 +89,8 @@ def importance(
     inputs, targets = windows
     require_whole("batch", batch, 1)
     require_whole("num_blocks", num_blocks, 1)
-    if by not in _BY:
-        raise UserError(f"by must be one of {', '.join(_BY)}, got {by!r}")
+    if by not in BY:
+        raise UserError(f"by must be one of {', '.join(BY)}, got {by!r}")
     if inputs.dim() != 2 or inputs.shape != targets.shape or not (targets >= 0).any():
         raise UserError(
             f"windows must be inputs and targets of one shape (N, T), with a target that counts, "
@@ -102,10 +104,13 @@ def importance(
             with capture(policy) as seen:
                 plain = _losses(model, inputs, targets, batch)
             masses = _masses(seen)
-            items = [
-                _ablation(name, sites, plain, _losses_in(context(), model, windows, batch), mass)
-                for name, sites, mass, context in _items(policy, by, num_blocks, masses)
-            ]
+            left_out = list(_items(policy, by, num_blocks, masses))
+            items = []
+            for done, (name, sites, mass, context) in enumerate(left_out):
+                if progress is not None:
+                    progress(done, len(left_out))
+                without = _losses_in(context(), model, windows, batch)
+                items.append(_ablation(name, sites, plain, without, mass))
     finally:
         model.train(was_training)
     return Importance(
@@ -214,10 +219,7 @@ def _losses(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> li
     device = next(model.parameters()).device
     found: list[float] = []
     for part, wanted in zip(inputs.split(batch), targets.split(batch), strict=True):
-        output = model(part.to(device))
-        logits = getattr(output, "logits", None)
-        if logits is None:
-            logits = output[0] if isinstance(output, tuple) else output
+        logits = logits_of(model, part.to(device))
         wanted = wanted.to(device)
         losses = F.cross_entropy(
             logits.to(compute_dtype(logits.dtype)).flatten(0, 1),
@@ -228,4 +230,14 @@ def _losses(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> li
         for row, is_counted in zip(losses.cpu().double(), (wanted >= 0).cpu(), strict=True):
             if is_counted.any():
                 found.append(row[is_counted].mean().item())
+    return found
+
+
+def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Logits (B, T, V), of a model that gives them alone, first in a tuple, or as `.logits`."""
+    output = model(tokens)
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        logits = output[0] if isinstance(output, tuple) else output
+    found: Tensor = logits
     return found

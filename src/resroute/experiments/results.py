@@ -1,7 +1,7 @@
 """A results folder: finished runs as a few files that can be committed, and read back as runs.
 
-`runs.csv` has a row a run, `curves.csv` the losses at its evaluations; depth weights and samples
-are JSON by run. What is read back gives the report that the runs gave.
+`runs.csv` has a row a run, `curves.csv` the losses at its evaluations; depth weights, samples and
+findings of health checks are JSON by run. What is read back gives the report that the runs gave.
 """
 
 import dataclasses
@@ -19,12 +19,15 @@ from resroute.experiments.plan import Plan, grown, read_plan, write_plan
 from resroute.experiments.series import series_names
 from resroute.experiments.spreadsheet import flat, nested, read_table, table
 from resroute.files import read_json, write_json, write_text
+from resroute.residual import Finding
 
 RUNS_FILE = "runs.csv"
 CURVES_FILE = "curves.csv"
 # not a run's own `depth_weights.json`: results may be written beside what a run has
 MAPS_FILE = "depth_maps.json"
 SAMPLES_FILE = "samples.json"
+# not a run's own `health.json`, for the same reason
+FINDINGS_FILE = "findings.json"
 FORMAT_VERSION = 1
 
 _REMEDY = "write the results again with `resroute report`, from the runs"
@@ -88,7 +91,7 @@ def condensed(runs: Sequence[Run]) -> list[Run]:
 
 
 def write_results(runs: Sequence[Run], out: Path, plan: Plan | None = None) -> list[Path]:
-    """Write runs.csv, curves.csv, and what there is of plan, depth weights and samples.
+    """Write runs.csv, curves.csv, and what there is of plan, depth weights, samples and findings.
 
     The same runs give the same bytes.
 
@@ -110,9 +113,10 @@ def write_results(runs: Sequence[Run], out: Path, plan: Plan | None = None) -> l
     points = [{"run": run.name, **record} for run in kept for record in run.metrics]
     maps = {run.name: to_dict(run.depth_weights) for run in kept if run.depth_weights}
     samples = {run.name: run.sample for run in kept if run.sample is not None}
+    findings = {run.name: to_dict(run.findings) for run in kept if run.findings is not None}
     write_text(out / CURVES_FILE, table(points, _CURVES))
     written = [out / CURVES_FILE]
-    for name, value in ((MAPS_FILE, maps), (SAMPLES_FILE, samples)):
+    for name, value in ((MAPS_FILE, maps), (SAMPLES_FILE, samples), (FINDINGS_FILE, findings)):
         if value:
             write_json(out / name, {"format_version": FORMAT_VERSION, "runs": value})
             written.append(out / name)
@@ -154,6 +158,7 @@ def read_results(folder: Path) -> list[Run]:
     curves = _read_curves(folder / CURVES_FILE, names)
     maps = _read_by_run(folder / MAPS_FILE, names)
     samples = _read_by_run(folder / SAMPLES_FILE, names)
+    findings = _read_by_run(folder / FINDINGS_FILE, names)
     return [
         Run(
             path=folder / name,
@@ -167,6 +172,11 @@ def read_results(folder: Path) -> list[Run]:
             sample=(
                 _text(samples[name], f"{folder / SAMPLES_FILE} {name}", also="\n\t")
                 if name in samples
+                else None
+            ),
+            findings=(
+                _findings(findings[name], f"{folder / FINDINGS_FILE} {name}")
+                if name in findings
                 else None
             ),
         )
@@ -237,6 +247,14 @@ def _depth_weights(data: Any, where: str) -> DepthWeights:
         raise UserError(f"{where}: damaged (weights are not sites x sources numbers); {_REMEDY}")
     for name in (*found.sites, *found.sources):
         _text(name, where)
+    return found
+
+
+def _findings(data: Any, where: str) -> tuple[Finding, ...]:
+    found = _checked(tuple[Finding, ...], data, where)
+    for finding in found:
+        for text in vars(finding).values():
+            _text(text, where)
     return found
 
 

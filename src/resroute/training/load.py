@@ -27,7 +27,7 @@ def load(
         UserError: No complete checkpoint there, a damaged one, one without an average, or none that
             was evaluated where the best is asked for.
     """
-    saved = checkpoint.open_checkpoint(_folder(Path(path), best=best))
+    saved = checkpoint.open_checkpoint(checkpoint_folder(Path(path), best=best))
     if ema and saved.config.ema_decay is None:
         raise UserError(f"{saved.path} has no average of weights; train with ema_decay")
     group = "ema" if ema else "model"
@@ -56,7 +56,8 @@ def _outline(saved: checkpoint.Saved, group: str) -> GPT:
     return model
 
 
-def _folder(path: Path, *, best: bool) -> Path:
+def checkpoint_folder(path: Path, *, best: bool = False) -> Path:
+    """The checkpoint that `load` takes: a folder itself, or a run's newest or best one."""
     if (path / "state.json").exists():
         return path
     below = path / "checkpoints"

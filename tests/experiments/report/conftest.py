@@ -65,7 +65,8 @@ def losses(final, steps, every, noise):
 
 def write_run(
     folder, residual, *, num_layers=12, seed=0, corpus="storyworld", final=0.8, speed=9000.0,
-    steps=STEPS, rate=2e-3, sample=None, dim=128, name=None, routed=True, **summary,
+    steps=STEPS, rate=2e-3, sample=None, dim=128, name=None, routed=True, findings=None,
+    **summary,
 ):  # fmt: skip
     """A finished run's folder; further keywords replace fields of its summary."""
     model = GPTConfig(
@@ -102,6 +103,9 @@ def write_run(
         (path / "depth_weights.json").write_text(json.dumps(weights))
     if sample is not None:
         (path / "sample.txt").write_text(sample)
+    if findings is not None:
+        checked = {"format_version": 1, "step": steps, "findings": to_dict(findings)}
+        (path / "health.json").write_text(json.dumps(checked))
     return path
 
 

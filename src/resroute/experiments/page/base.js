@@ -77,13 +77,48 @@ function mark(parent, [colour, , shape], x, y, name = "mark") {
   });
 }
 
-function choice(controls, panels, state, draw) {
-  if (panels.length < 2) return;
-  const select = add(add(controls, "label", {}, "Show "), "select");
-  panels.forEach((panel, i) => add(select, "option", { value: i }, panel.title));
-  select.value = state.panel;
-  select.addEventListener("change", () => { state.panel = +select.value; draw(); });
+// buttons that put names into `hidden`, or take them out again
+function legend(parent, lines, hidden, draw) {
+  const redraw = (text) => {
+    draw();
+    [...parent.children].find((button) => button.textContent === text).focus();
+  };
+  parent.replaceChildren();
+  for (const [text, change] of lines.length > 4 ? [["all", "delete"], ["none", "add"]] : []) {
+    add(parent, "button", { type: "button" }, text).addEventListener("click", () => {
+      lines.forEach((line) => hidden[change](line.name));
+      redraw(text);
+    });
+  }
+  for (const line of lines) {
+    const button = add(parent, "button", {
+      type: "button", "aria-pressed": !hidden.has(line.name),
+    });
+    const sample = add(button, "svg", { width: 36, height: 12, "aria-hidden": "true" });
+    add(sample, "path", {
+      class: `c${line.look[0]}`, d: "M1 6H35", stroke: "currentColor", "stroke-width": 2,
+      "stroke-dasharray": DASHES[line.look[1]],
+    });
+    mark(sample, line.look, 18, 6);
+    button.append(line.name);
+    button.addEventListener("click", () => {
+      if (!hidden.delete(line.name)) hidden.add(line.name);
+      redraw(line.name);
+    });
+  }
 }
+
+// a menu of names, of which `state[key]` is the number; none where there is nothing to choose
+function pick(controls, label, names, state, key, draw) {
+  if (names.length < 2) return;
+  const select = add(add(controls, "label", {}, `${label} `), "select");
+  names.forEach((name, i) => add(select, "option", { value: i }, name));
+  select.value = state[key];
+  select.addEventListener("change", () => { state[key] = +select.value; draw(); });
+}
+
+const choice = (controls, panels, state, draw) =>
+  pick(controls, "Show", panels.map((panel) => panel.title), state, "panel", draw);
 
 function box(controls, text, state, key, draw) {
   const label = add(controls, "label");

@@ -35,3 +35,35 @@ function frame(plot, chart, limits, logs, places) {
   return { svg, area, x, y, size };
 }
 
+// lets a pointer or arrow keys walk along the points of a chart; a click holds one
+function walker(plot, show) {
+  let chosen = -1, isHeld = false, ring = null, area = null;
+  const points = [];
+
+  function choose(index) {
+    if (index === chosen || !points.length) return;
+    chosen = (index + points.length) % points.length;
+    if (ring) ring.remove();
+    const [cx, cy] = points[chosen].at;
+    ring = add(area, "circle", { class: "ring", cx, cy, r: 7 });
+    show(points[chosen]);
+  }
+
+  function nearest(event) {
+    const corner = area.getBoundingClientRect();
+    const [x, y] = [event.clientX - corner.left - 7, event.clientY - corner.top];
+    const far = points.map(({ at }) => Math.hypot(at[0] - x, at[1] - y));
+    return far.indexOf(Math.min(...far));
+  }
+
+  plot.addEventListener("pointermove", (event) => { if (!isHeld) choose(nearest(event)); });
+  plot.addEventListener("click", (event) => { isHeld = !isHeld; choose(nearest(event)); });
+  plot.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    choose(chosen + step);
+  });
+  const begin = (next) => { [area, chosen, ring] = [next, -1, null]; points.length = 0; };
+  return { points, begin };
+}

@@ -79,6 +79,31 @@ def figure(name: str, heading: str, svg: bytes) -> str:
     )
 
 
+def plain_table(name: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts that scrolls in itself and can be sorted; the first column is names."""
+    first, *rest = map(escape, headings)
+    heads = f'<th scope="col" class="text">{first}</th>' + "".join(
+        f'<th scope="col">{text}</th>' for text in rest
+    )
+    lines = [
+        f'<tr><td class="text">{escape(row[0])}</td>'
+        + "".join(f"<td>{escape(text)}</td>" for text in row[1:])
+        + "</tr>"
+        for row in rows
+    ]
+    return scrolling(name, heads, lines)
+
+
+def scrolling(name: str, heads: str, lines: Sequence[str]) -> str:
+    """A table of HTML cells that scrolls in itself and that the script lets readers sort."""
+    body = "\n".join(lines)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">\n'
+        f'<table class="sortable">\n<thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+    )
+
+
 def _policy(script: str) -> str:
     """A Content-Security-Policy: nothing is loaded, and this script alone runs."""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

@@ -45,7 +45,7 @@ function drawMap(card, map, colour, say, pick) {
   const plot = add(card, "div", { class: "plot" });
   const [left, top, foot, width] = [84, 8, 108, plot.clientWidth];
   const [rows, columns] = [map.sites.length, map.sources.length];
-  const size = { width: width - left - 4, height: Math.min(420, Math.max(150, 5.5 * rows)) };
+  const size = { width: width - left - 4, height: Math.min(620, Math.max(150, (map.rowHeight || 5.5) * rows)) };
   const svg = add(plot, "svg", {
     width, height: size.height + foot, role: "img", "aria-label": map.title,
   });

@@ -11,7 +11,7 @@ function chartFigure(figure, chart) {
   });
   const keys = add(figure, "div", { class: "legend" });
   const output = add(figure, "output");
-  let points = [], chosen = -1, isPinned = false, ring = null, area = null;
+  let area = null;
 
   function limitsOf(panel, lines) {
     const all = panel.lines.flatMap((line) => line.x);
@@ -72,7 +72,7 @@ function chartFigure(figure, chart) {
       if (i % every === 0 || i === shown.at(-1)) mark(area, line.look, ...at(i));
       if (line.x[i] === line.openFrom)
         add(area, "circle", { class: `open ${colour}`, cx: at(i)[0], cy: at(i)[1], r: 8 });
-      points.push({ line, i, at: at(i) });
+      walk.points.push({ line, i, at: at(i) });
     }
   }
 
@@ -83,9 +83,7 @@ function chartFigure(figure, chart) {
     const logs = { x: state.logX, y: state.logY };
     const drawn = frame(plot, chart, limitsOf(panel, lines), logs, places);
     area = drawn.area;
-    points = [];
-    chosen = -1;
-    ring = null;
+    walk.begin(area);
     const across = (y, css) => add(area, "path", { class: css, d: `M0 ${y}H${drawn.size.width}` });
     if (chart.style === "gap") across(drawn.y(0), "axis");
     if (panel.floor !== null && isCurve && !state.end) {
@@ -97,38 +95,17 @@ function chartFigure(figure, chart) {
       const shift = isTrend ? 6 * (i - (lines.length - 1) / 2) : 0;
       drawLine(line, drawn.x, drawn.y, shift, lines.length <= data.mostBands);
     });
-    legend(keys, panel.lines);
+    legend(keys, panel.lines, hidden, () => redraws.forEach((again) => again()));
     output.textContent = "Point at the figure for a value and its runs; a click holds it.";
   }
 
-  function choose(index) {
-    if (index === chosen || !points.length) return;
-    chosen = (index + points.length) % points.length;
-    const { line, i, at } = points[chosen];
-    if (ring) ring.remove();
-    ring = add(area, "circle", { class: "ring", cx: at[0], cy: at[1], r: 7 });
+  const walk = walker(plot, ({ line, i }) => {
     const ends = line.low[i] === null ? "" : ` (${loss(line.low[i])} .. ${loss(line.high[i])})`;
     const where = `${chart.x} ${short(line.x[i])}`;
     const opened = line.openFrom === null || line.openFrom === undefined ? ""
       : `, open from ${short(line.openFrom)} on`;
     tell(output, `${line.name}: ${loss(line.y[i])}${ends} nats/char, ${where}${opened}`,
       line.runs[i] || line.runs[0]);
-  }
-
-  function nearest(event) {
-    const corner = area.getBoundingClientRect();
-    const [x, y] = [event.clientX - corner.left - 7, event.clientY - corner.top];
-    const far = points.map(({ at }) => Math.hypot(at[0] - x, at[1] - y));
-    return far.indexOf(Math.min(...far));
-  }
-
-  plot.addEventListener("pointermove", (event) => { if (!isPinned) choose(nearest(event)); });
-  plot.addEventListener("click", (event) => { isPinned = !isPinned; choose(nearest(event)); });
-  plot.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    choose(chosen + step);
   });
   choice(controls, chart.panels, state, draw);
   const lines = chart.panels.flatMap((panel) => panel.lines);

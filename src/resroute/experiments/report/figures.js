@@ -12,36 +12,6 @@ function tell(output, text, places) {
   });
 }
 
-function legend(parent, lines) {
-  const redraw = (text) => {
-    redraws.forEach((draw) => draw());
-    [...parent.children].find((button) => button.textContent === text).focus();
-  };
-  parent.replaceChildren();
-  for (const [text, change] of lines.length > 4 ? [["all", "delete"], ["none", "add"]] : []) {
-    add(parent, "button", { type: "button" }, text).addEventListener("click", () => {
-      lines.forEach((line) => hidden[change](line.name));
-      redraw(text);
-    });
-  }
-  for (const line of lines) {
-    const button = add(parent, "button", {
-      type: "button", "aria-pressed": !hidden.has(line.name),
-    });
-    const sample = add(button, "svg", { width: 36, height: 12, "aria-hidden": "true" });
-    add(sample, "path", {
-      class: `c${line.look[0]}`, d: "M1 6H35", stroke: "currentColor", "stroke-width": 2,
-      "stroke-dasharray": DASHES[line.look[1]],
-    });
-    mark(sample, line.look, 18, 6);
-    button.append(line.name);
-    button.addEventListener("click", () => {
-      if (!hidden.delete(line.name)) hidden.add(line.name);
-      redraw(line.name);
-    });
-  }
-}
-
 function differencesFigure(figure, panels) {
   const state = { panel: 0 };
   const controls = add(figure, "div", { class: "controls" });

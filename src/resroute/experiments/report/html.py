@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from resroute.experiments.page.html import scrolling
 from resroute.experiments.report.data import Links
 from resroute.experiments.report.tables import Cell, Heading, Table
 
@@ -36,12 +37,7 @@ def html_table(
             for cell, heading in zip(row, table.headings, strict=True)
         )
         lines.append(f"<tr{name}{mark}>{''.join(cells)}</tr>")
-    body = "\n".join(lines)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.name)}">\n'
-        f'<table class="sortable">\n<thead><tr>{heads}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>"
-    )
+    return scrolling(table.name, heads, lines)
 
 
 def _head(heading: Heading) -> str:

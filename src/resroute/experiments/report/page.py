@@ -6,11 +6,17 @@ from html import escape
 from typing import Any
 
 from resroute.analysis import Run
-from resroute.analysis.runs import run_labels
+from resroute.analysis.runs import run_titles
 from resroute.analysis.table import captions
 from resroute.experiments.page.html import document, figure, paragraph, section
 from resroute.experiments.report import text as words
 from resroute.experiments.report.data import Links, script_data
+from resroute.experiments.report.health import (
+    findings_table,
+    health_lines,
+    health_summary,
+    shared_findings,
+)
 from resroute.experiments.report.html import html_table
 from resroute.experiments.report.tables import (
     differences_table,
@@ -64,6 +70,11 @@ class Report:
             names += f" and {more} more"
         return [*self.study.notes, *([f"Not finished: {names}."] if names else [])]
 
+    @property
+    def health(self) -> list[str]:
+        """What health checks found, a line a run; see `health_lines`."""
+        return health_lines(self.runs)
+
 
 def render_page(report: Report, figures: Mapping[str, bytes], links: Links) -> str:
     """The page's HTML.
@@ -115,6 +126,7 @@ def _sections(report: Report, figures: Mapping[str, bytes], links: Links) -> Ite
     places = {run.name: place for place, run in enumerate(report.runs)}
     yield _primary(report)
     yield _comparison(report, links)
+    yield _health(report, links)
     texts = {"trend": words.trend_text, "curves": words.curves_text, "gap": words.gap_text}
     for chart in report.charts:
         heading = chart_heading(chart)
@@ -173,6 +185,22 @@ def _comparison(report: Report, links: Links) -> str:
     return section("comparison", "Comparison", *shown, *notes)
 
 
+def _health(report: Report, links: Links) -> str:
+    summary = health_summary(report.runs)
+    if not summary:
+        return ""
+    parts = [paragraph(f"{words.HEALTH}: {summary}.")]
+    if shared := shared_findings(report.runs):
+        told = [
+            f"<li><strong>{escape(one.check)}</strong> {escape(one.advice)}</li>" for one in shared
+        ]
+        places = {run.name: place for place, run in enumerate(report.runs)}
+        anchors = [places[place.runs[0].name] for one in shared for place in one.places]
+        table = html_table(findings_table(shared, report.runs), links, anchors=anchors)
+        parts += ["\n".join(["<ul>", *told, "</ul>"]), table]
+    return section("health", "Health", *parts)
+
+
 def _runs(report: Report, links: Links) -> list[str]:
     has_best = not report.has_groups
     line = "; ".join(captions(list(report.runs), bold=has_best))
@@ -182,12 +210,13 @@ def _runs(report: Report, links: Links) -> list[str]:
 
 def _samples(report: Report) -> str:
     articles: list[str] = []
-    for run, label in zip(report.runs, run_labels(list(report.runs)), strict=True):
+    titles = run_titles(report.runs)
+    for run in report.runs:
         if run.sample is None or len(articles) == _MOST_SAMPLES:
             continue
         text = run.sample.strip()
         cut = text if len(text) <= _SAMPLE_LIMIT else text[:_SAMPLE_LIMIT] + " ..."
-        head = f"{escape(label)}, {run.num_layers} layers, seed {run.seed}"
+        head = escape(titles[run.name])
         articles.append(f"<article><h3>{head}</h3><pre>{escape(cut)}</pre></article>")
     if not articles:
         return ""

@@ -29,6 +29,7 @@ EQUAL_TIME = (
     "curves. A slower method is read before its learning rate has decayed, which overstates the "
     "loss that it would reach in that time by itself."
 )
+HEALTH = "Checked after the last step"
 MAPS = (
     "Each row is a site (one sublayer, first at the top, the readout last) and shows how its read "
     "is shared out over the sources in the columns, averaged over tokens and seeds: the brighter, "

@@ -13,6 +13,7 @@ from resroute.experiments.report import text as words
 from resroute.experiments.report import views
 from resroute.experiments.report.data import Links
 from resroute.experiments.report.figures import chart_image, differences_image
+from resroute.experiments.report.health import findings_table, health_summary, shared_findings
 from resroute.experiments.report.page import Report, chart_heading, render_page, setup_line
 from resroute.experiments.report.tables import (
     differences_table,
@@ -147,6 +148,7 @@ def render_text(report: Report) -> str:
         lines += ["## Primary contrast", declared, "\n".join(f"- {line}" for line in found)]
     lines += ["## Comparison", *map(words.markdown_pivot, pivots(study))]
     lines += map(words.markdown, report.notes)
+    lines += _health(report.runs)
     for chart in report.charts:
         heading = chart_heading(chart)
         lines += [f"## {heading}", f"![{heading}](figures/{chart.name}.png)"]
@@ -164,6 +166,18 @@ def render_text(report: Report) -> str:
         words.markdown_table(runs_table(report.runs, has_best=not report.has_groups)),
     ]
     return "\n\n".join(lines) + "\n"
+
+
+def _health(runs: Sequence[Run]) -> list[str]:
+    """What health checks found, in Markdown; empty where none was made."""
+    summary = health_summary(runs)
+    if not summary:
+        return []
+    lines = ["## Health", words.markdown(f"{words.HEALTH}: {summary}.")]
+    if shared := shared_findings(runs):
+        told = (f"- **{words.markdown(one.check)}** {words.markdown(one.advice)}" for one in shared)
+        lines += ["\n".join(told), words.markdown_table(findings_table(shared, runs))]
+    return lines
 
 
 def _figures(report: Report) -> dict[str, bytes]:

@@ -1,0 +1,101 @@
+"""An inspection for a terminal: a few tables and lines."""
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from resroute.experiments.inspect.inspection import Inspection
+from resroute.experiments.inspect.views import bases_of, by_site_kind
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_PARTS = 6
+_FEW = 3
+
+
+def summary(inspection: Inspection) -> Iterator["str | Table"]:
+    """What to print, in order: health, what is read, depth in a few parts, needs, bases."""
+    yield from _health(inspection)
+    if inspection.tables:
+        yield _kinds(inspection)
+    yield _depth(inspection)
+    yield from _needs(inspection)
+    yield from _bases(inspection)
+
+
+def _health(inspection: Inspection) -> Iterator[str]:
+    if not inspection.findings:
+        yield "Health: no findings"
+    for found in inspection.findings:
+        yield f"{found.severity}: {found.check}, {found.where}: {found.saw}"
+        yield f"  {found.why}; {found.remedy}"
+
+
+def _kinds(inspection: Inspection) -> "Table":
+    groups = by_site_kind(inspection)
+    table = _table("mean weight on", *groups)
+    for kind in groups["all"]:
+        table.add_row(kind, *(f"{group[kind]:.3f}" for group in groups.values()))
+    return table
+
+
+def _depth(inspection: Inspection) -> "Table":
+    """Means over parts of the depth."""
+    sites = inspection.seen["sites"][:-1]
+    layers = inspection.num_layers
+    size = math.ceil(layers / min(_PARTS, layers))
+    routes = bool(inspection.tables)
+    heads = ["effective sources"] if routes else []
+    table = _table("layers", *heads, "update RMS", "read RMS", "update gradient")
+    for first in range(0, layers, size):
+        last = min(first + size, layers) - 1
+        part = [site for site in sites if first <= site["layer"] <= last]
+        keys = [*(["effective_sources"] if routes else []), "update_rms", "read_rms"]
+        cells = [_mean([site[key] for site in part]) for key in (*keys, "update_gradient")]
+        name = str(first) if first == last else f"{first} to {last}"
+        table.add_row(name, *cells)
+    return table
+
+
+def _needs(inspection: Inspection) -> Iterator[str]:
+    for found in inspection.importance:
+        ordered = sorted(found.items, key=lambda item: -item.change)
+        most = ", ".join(f"{item.name} {item.change:+.4f}" for item in ordered[:_FEW])
+        line = f"Without each {found.by} the loss of {found.loss:.4f} grows most for {most}"
+        if len(ordered) > 2 * _FEW:
+            least = ", ".join(f"{item.name} {item.change:+.4f}" for item in ordered[-_FEW:])
+            line += f"; least for {least}"
+        yield line
+
+
+def _bases(inspection: Inspection) -> Iterator[str]:
+    block = bases_of(inspection)[0]
+    held = ", ".join(
+        f"{one.name} {100 * one.share:.1f} % "
+        f"(the best {one.count} of {block.size}: {100 * block.pca[one.count - 1]:.1f} %)"
+        for one in block.sets
+        if one.count <= block.size
+    )
+    yield f"Of the energy of a block's updates ({block.name}) lies in {held}"
+    thirds = [found["third"]["best"] for found in inspection.bases["blocks"]]
+    added = [best["share"] for best in thirds if best is not None]
+    if added:
+        yield f"One more vector than in use would add at most {100 * statistics.fmean(added):.1f} %"
+
+
+def _mean(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.fmean(known):.3g}" if known else "-"
+
+
+def _table(first: str, *others: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

@@ -1,0 +1,66 @@
+"""An inspection as files: the page, its figures, and all numbers."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from resroute.config import UserError
+from resroute.experiments.inspect.data import shortened
+from resroute.experiments.inspect.figures import images
+from resroute.experiments.inspect.inspection import FORMAT_VERSION, Inspection
+from resroute.experiments.inspect.page import HEADINGS, render_page, run_labels
+from resroute.files import write_bytes, write_text
+
+MOST = 2
+
+
+def save_inspection(
+    inspections: Sequence[Inspection], out: Path, *, title: str | None = None
+) -> list[Path]:
+    """Write a page that needs nothing but itself, figures as PNG and SVG, and the numbers.
+
+    `inspect.html` shows one model, or two beside each other; its script draws the figures, and
+    without it they stand there as they are in `figures/`. `inspect.json` has every number, the
+    fields of `Inspection` a run. Each file replaces its former version in one step.
+
+    Args:
+        inspections: One or two.
+        out: The folder to write to, made if missing.
+        title: The page's heading.
+
+    Returns:
+        The files written, the page first.
+
+    Raises:
+        UserError: More than two, matplotlib missing, or `out` not writable.
+    """
+    if not 1 <= len(inspections) <= MOST:
+        raise UserError(f"a page shows one model or two, got {len(inspections)}")
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{out}: cannot be made ({error.strerror}); choose another folder"
+        ) from None
+    labels = run_labels(inspections)
+    drawn = {kind: dict(images(inspections, labels, kind)) for kind in ("png", "svg")}
+    heading = title or f"Inside {' and '.join(dict.fromkeys(one.name for one in inspections))}"
+    page = render_page(inspections, heading, drawn["svg"])
+    files = [out / "inspect.html"]
+    # a title from a command line may hold what UTF-8 cannot
+    write_bytes(files[0], page.encode("utf-8", errors="replace"))
+    runs = [shortened(dataclasses.asdict(one)) for one in inspections]
+    numbers = json.dumps({"format_version": FORMAT_VERSION, "runs": runs}, allow_nan=False)
+    write_text(out / "inspect.json", numbers + "\n")
+    files.append(out / "inspect.json")
+    for name in HEADINGS:
+        for kind, found in drawn.items():
+            file = out / "figures" / f"{name}.{kind}"
+            if name in found:
+                write_bytes(file, found[name])
+                files.append(file)
+            else:
+                # of a former page
+                file.unlink(missing_ok=True)
+    return files
