@@ -14,6 +14,7 @@ from resroute.experiments.inspect import (
     save_inspection,
     setup_line,
     summary,
+    writable,
 )
 from resroute.training.device import choose_device
 from resroute.training.load import checkpoint_folder
@@ -25,9 +26,10 @@ def inspect(options: argparse.Namespace) -> None:
     paths = [Path(path) for path in (options.run_folder, options.against) if path is not None]
     out = Path(options.out) if options.out else _folder(options, paths)
     device = choose_device(options.device)
-    # a second folder that is none is said before minutes of work on the first
+    # what cannot be read or written is said before minutes of work
     for path in paths:
         checkpoint_folder(path, best=options.best)
+    writable(out)
     found: list[Inspection] = []
     for path in paths:
         with task_progress() as progress:

@@ -7,6 +7,7 @@ from resroute.experiments.inspect.page import setup_line as setup_line
 from resroute.experiments.inspect.run import inspect_run as inspect_run
 from resroute.experiments.inspect.summary import summary as summary
 from resroute.experiments.inspect.write import save_inspection as save_inspection
+from resroute.experiments.inspect.write import writable as writable
 
 __all__ = [
     "Inspection",
@@ -16,4 +17,5 @@ __all__ = [
     "save_inspection",
     "setup_line",
     "summary",
+    "writable",
 ]

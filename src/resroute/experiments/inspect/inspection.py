@@ -13,6 +13,7 @@ from resroute.data import IGNORED_TARGET, Tokenizer
 from resroute.experiments.importance import By, Importance, importance, logits_of
 from resroute.experiments.inspect.classes import CLASSES, token_classes
 from resroute.experiments.inspect.prompt import TokenReads, token_reads
+from resroute.experiments.sample import prompt_ids
 from resroute.residual import Finding, capture, health, trajectory
 from resroute.residual.base import STREAM, policy_of
 from resroute.residual.capture import Capture
@@ -103,6 +104,9 @@ def inspect_model(
         UserError: Windows that do not fit, or a prompt that the vocabulary does not have.
     """
     policy, tell = policy_of(model), progress or (lambda what, done, total: None)
+    if tokenizer is not None and prompt is not None:
+        # what cannot be read is said before minutes of work
+        prompt_ids(tokenizer, prompt)
     was_training = model.training
     model.eval()
     try:

@@ -37,12 +37,7 @@ def save_inspection(
     """
     if not 1 <= len(inspections) <= MOST:
         raise UserError(f"a page shows one model or two, got {len(inspections)}")
-    try:
-        (out / "figures").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{out}: cannot be made ({error.strerror}); choose another folder"
-        ) from None
+    writable(out)
     labels = run_labels(inspections)
     drawn = {kind: dict(images(inspections, labels, kind)) for kind in ("png", "svg")}
     heading = title or f"Inside {' and '.join(dict.fromkeys(one.name for one in inspections))}"
@@ -64,3 +59,17 @@ def save_inspection(
                 # of a former page
                 file.unlink(missing_ok=True)
     return files
+
+
+def writable(out: Path) -> None:
+    """Make the folder of a page where it is missing.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{out}: cannot be made ({error.strerror}); choose another folder"
+        ) from None
