@@ -2,7 +2,7 @@
 # The study at the WAV paper's scale on a machine with CUDA GPUs: width 512, bfloat16, 12, 24 and 48
 # layers, sized to a budget of hours. The same command goes on after a stop.
 # usage: scripts/gpu_study.sh [--hours H] [--data A,B] [--out DIR] [-- OPTIONS]
-#   OPTIONS are for `resroute sweep`, and go before the study's own: `-- --batch 32` where memory is
+#   OPTIONS are for `resroute sweep`, and win over the study's own: `-- --batch 32` where memory is
 #   short; `-- --preset tiny --layers 2,4 --device cpu --precision float32` to try it without a GPU.
 #   PYTHON= names another interpreter than .venv's.
 # About an eighth of the budget tunes the learning rates, the rest is the study; where cells turn out
@@ -118,7 +118,7 @@ print(sum(map(is_left, json.loads((folder / "suite.json").read_text())["runs"]))
 PYTHON
 )
 if [ "$untuned" != 0 ]; then
-  echo "gpu_study: $untuned cells are left of those that tune the learning rates; the study begins after them"
+  echo "gpu_study: the learning rates are not tuned yet (cells left: $untuned); the study begins after that"
   exit "$status"
 fi
 [ "$status" = 0 ] || echo "gpu_study: goes on without the learning rates that were too high"

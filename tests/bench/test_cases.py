@@ -78,6 +78,18 @@ def test_observe(tiny):
     assert 1 < counted.ratio < 1.01
 
 
+def test_capture(tiny):
+    rows, _ = run("capture", tiny(methods=(PreNorm(), WAV()), pairs=6))
+    assert [(row.name, row.against, row.group, row.unit) for row in rows] == [
+        (name, "no capture", group, "s")
+        for name in ("PreNorm", "WAV")
+        for group in ("forward", "step")
+    ]
+    # sums in float64 are not free
+    assert all(row.ratio > 1 for row in rows)
+    assert max(row.details["deviation"]["step"] for row in rows) < 1e-5
+
+
 def test_bytes_moved_by_hand():
     a, b = torch.zeros(3, 5), torch.zeros(5, 7)
     # two inputs and a result of 4 bytes a number; the transposed view moves nothing

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from resroute.bench.capture import capture
 from resroute.bench.decode import decode
 from resroute.bench.memory import memory
 from resroute.bench.mixer import mixer
@@ -19,7 +20,7 @@ from resroute.bench.step import step
 from resroute.bench.timing import Comparison, Listener
 from resroute.config import UserError, suggestion, to_dict
 from resroute.model import GPT
-from resroute.residual import WAV, BlockAttnRes, ResidualConfig
+from resroute.residual import WAV, BlockAttnRes, PreNorm, ResidualConfig
 from resroute.training.device import environment, keep_freed_memory
 
 Case = Callable[[Settings, Listener], Iterator[Comparison]]
@@ -31,6 +32,7 @@ CASES: dict[str, Case] = {
     "mixer": mixer,
     "scaling": scaling,
     "observe": observe,
+    "capture": capture,
 }
 """In the order in which they are documented."""
 
@@ -43,6 +45,7 @@ UNUSED = {
 
 METHODS: dict[str, tuple[ResidualConfig, ...]] = {
     **dict.fromkeys(("step", "memory", "decode", "observe"), (BlockAttnRes(), WAV())),
+    "capture": (PreNorm(), BlockAttnRes(), WAV()),
     "scaling": (WAV(),),
     "mixer": (),
 }

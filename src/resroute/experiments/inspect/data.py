@@ -1,6 +1,7 @@
 """What the page's script draws, as JSON values."""
 
 import base64
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +67,10 @@ def _prompt(prompt: TokenReads) -> dict[str, Any]:
 
 
 def shortened(value: Any) -> Any:
-    """JSON values with numbers of five digits, which is more than they are known to."""
+    """JSON values with numbers of five digits, which is more than they are known to.
+
+    What is not finite is None.
+    """
     if isinstance(value, dict):
         return {key: shortened(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -74,5 +78,8 @@ def shortened(value: Any) -> Any:
     return _short(value) if isinstance(value, float) else value
 
 
-def _short(value: float) -> float:
+def _short(value: float) -> float | None:
+    """None where JSON has no such number."""
+    if not math.isfinite(value):
+        return None
     return float(f"{value:.{_DIGITS}g}")

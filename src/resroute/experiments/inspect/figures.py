@@ -100,7 +100,7 @@ def _share_legends(figure: "Figure") -> None:
     if len(drawn) > 1:
         ncols = max(1, min(len(drawn), int(11 * figure.get_figwidth() / max(map(len, drawn)))))
         figure.legend(
-            list(drawn.values()), list(drawn), loc="outside lower left", ncols=min(ncols, 6),
+            list(drawn.values()), list(drawn), loc="outside lower left", ncols=min(ncols, 8),
             handlelength=2.6, columnspacing=1.2,
         )  # fmt: skip
 
@@ -181,7 +181,7 @@ def _measure_panels(pairs: Pairs) -> list[Panel]:
                     look = PALETTE[colour], DASHES[run], MARKERS[colour % len(MARKERS)]
                     text = f"{kind}, {label}" if len(pairs) > 1 else kind
                     _line(axes, [site / len(kinds) for site in sites], y, text, look)
-            if min(values) > 0 and max(values) > 30 * min(values):
+            if values and min(values) > 0 and max(values) > 30 * min(values):
                 axes.set_yscale("log")
                 _plain_numbers(axes)
             axes.set_xlabel("layer")
@@ -278,9 +278,9 @@ def _plain_numbers(axes: "Axes") -> None:
 def _bases_panels(pairs: Pairs) -> list[Panel]:
     """Of each model the mean of its blocks, or its first block."""
     panels: list[Panel] = []
-    names = list(dict.fromkeys(held.name for one, _ in pairs for held in bases_of(one)[0].sets))
-    for one, label in pairs:
-        block = bases_of(one)[0]
+    blocks = [(bases_of(one)[0], label) for one, label in pairs if one.bases["blocks"]]
+    names = list(dict.fromkeys(held.name for block, _ in blocks for held in block.sets))
+    for block, label in blocks:
 
         def draw(axes: "Axes", block: Any = block) -> None:
             count = range(1, block.size + 1)

@@ -1,5 +1,6 @@
 """Everything that `resroute inspect` says of one model, as values."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from resroute.config import UserError
 from resroute.core import compute_dtype
 from resroute.data import IGNORED_TARGET, Tokenizer
 from resroute.experiments.importance import By, Importance, importance, logits_of
@@ -17,6 +19,8 @@ from resroute.experiments.sample import prompt_ids
 from resroute.residual import Finding, capture, health, trajectory
 from resroute.residual.base import STREAM, policy_of
 from resroute.residual.capture import Capture
+from resroute.residual.trajectory import Trajectory
+from resroute.training.metrics import finite
 
 FORMAT_VERSION = 1
 _BATCH_TOKENS = 2048
@@ -49,7 +53,7 @@ class Inspection:
     windows: int
     tokens: int
     loss: float
-    """Of these windows, nats a token."""
+    """Of these windows, nats a token; not finite of a model that diverged."""
     seen: dict[str, Any]
     """`Capture.result`, gradients those of a few windows."""
     tables: dict[str, Table]
@@ -59,7 +63,7 @@ class Inspection:
     records: tuple[dict[str, Any], ...]
     """Lines of the run's metrics.jsonl."""
     bases: dict[str, Any]
-    """`Trajectory.result`."""
+    """`Trajectory.result`, without blocks where an update is not finite."""
     findings: tuple[Finding, ...]
     importance: tuple[Importance, ...]
     prompt: TokenReads | None
@@ -81,7 +85,10 @@ def inspect_model(
     records: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
 ) -> Inspection:
-    """Look at a model on windows of text; its weights and mode stay as they are.
+    """Look at a model on windows of text; its weights, gradients and mode stay as they are.
+
+    Of a model that diverged, numbers that are not finite are None, and what needs a loss is left
+    out.
 
     Args:
         model: Maps tokens (B, T) to logits (B, T, V), alone or first in a tuple, or as `.logits`;
@@ -104,20 +111,23 @@ def inspect_model(
         UserError: Windows that do not fit, or a prompt that the vocabulary does not have.
     """
     policy, tell = policy_of(model), progress or (lambda what, done, total: None)
+    _require_windows(windows)
     if tokenizer is not None and prompt is not None:
         # what cannot be read is said before minutes of work
         prompt_ids(tokenizer, prompt)
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         seen, values = _looked(model, windows, tokenizer, by, tell)
         reads = None
-        if tokenizer is not None and policy.source_names() != (STREAM,):
+        routes = policy.source_names() != (STREAM,)
+        if tokenizer is not None and routes and math.isfinite(values["loss"]):
             tell("tokens", 0, 1)
             text = _opening(tokenizer, windows[0][0]) if prompt is None else prompt
             reads = token_reads(model, tokenizer, text, most=windows[0].shape[1])
     finally:
-        model.train(was_training)
+        for module, was_training in modes.items():
+            module.training = was_training
     return Inspection(
         name=name,
         label=label or type(policy).__name__.removesuffix("Policy"),
@@ -132,6 +142,15 @@ def inspect_model(
         prompt=reads,
         **values,
     )
+
+
+def _require_windows(windows: Windows) -> None:
+    inputs, targets = windows
+    if inputs.dim() != 2 or inputs.shape != targets.shape or not (targets >= 0).any():
+        raise UserError(
+            "windows must be inputs and targets of one shape (N, T), with a target that counts, "
+            f"got {tuple(inputs.shape)} and {tuple(targets.shape)}"
+        )
 
 
 def _looked(
@@ -158,11 +177,11 @@ def _looked(
             total += _loss(model, part.to(device), wanted.to(device)).item()
             counted += int((wanted >= 0).sum())
     tell("gradients", 0, 1)
-    result = seen.result()
+    result = finite(seen.result())
     _add_gradients(model, (inputs[:_FEW], targets[:_FEW]), result)
     routes = policy_of(model).source_names() != (STREAM,)
     measured = []
-    for one in by:
+    for one in by if math.isfinite(total) else ():
         if one == "source" and not routes:
             continue
 
@@ -176,7 +195,7 @@ def _looked(
         "loss": total / counted,
         "seen": result,
         "tables": _tables(seen),
-        "bases": moved.result(),
+        "bases": _bases(moved),
         "importance": tuple(measured),
     }
 
@@ -185,28 +204,33 @@ def _tables(seen: Capture) -> dict[str, Table]:
     table = seen.table()
     if table is None:
         return {}
-    tables = {"all tokens": table}
+    tables = {"all tokens": finite(table)}
     # the readout mixes in every method that mixes at all, but for one that reads its plain sum
     mixing = next(site for site in seen.result()["sites"] if site["weights"])
     for name, found in mixing["classes"].items():
         if found["tokens"]:
             of_class = seen.table(name)
             assert of_class is not None
-            tables[name] = {**of_class, "tokens": found["tokens"]}
+            tables[name] = {**finite(of_class), "tokens": found["tokens"]}
     return tables
+
+
+def _bases(moved: Trajectory) -> dict[str, Any]:
+    if all(bool(moved.gram(number).isfinite().all()) for number in range(len(moved.blocks))):
+        return moved.result()
+    return {"blocks": []}
 
 
 def _add_gradients(model: nn.Module, windows: Windows, result: dict[str, Any]) -> None:
     """Put gradient norms of one backward pass into what a capture gave without any."""
     device = next(model.parameters()).device
     inputs, targets = (part.to(device) for part in windows)
-    # gradients that a caller has stay
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    kept = [parameter.grad for parameter in parameters]
     with capture(model) as seen, torch.enable_grad():
-        (_loss(model, inputs, targets) / max(1, int((targets >= 0).sum()))).backward()
-    for parameter, gradient in zip(parameters, kept, strict=True):
-        parameter.grad = gradient
+        loss = _loss(model, inputs, targets) / max(1, int((targets >= 0).sum()))
+        if loss.requires_grad:
+            # gradients that a caller has stay, and what a caller does as they come is not done
+            torch.autograd.grad(loss, parameters, allow_unused=True)
     for site, other in zip(result["sites"], seen.result()["sites"], strict=True):
         for name in ("update_gradient", "read_gradient"):
             site[name] = other[name]

@@ -5,7 +5,7 @@ from html import escape
 
 from resroute.experiments.inspect.data import script_data
 from resroute.experiments.inspect.inspection import Inspection
-from resroute.experiments.inspect.views import bases_of, by_site_kind
+from resroute.experiments.inspect.views import bases_of, by_site_kind, weight_cell
 from resroute.experiments.page.html import document, figure, paragraph, plain_table, section
 
 HEADINGS = {
@@ -137,7 +137,8 @@ def _kinds(inspections: Sequence[Inspection], labels: Sequence[str]) -> Iterator
             continue
         groups = by_site_kind(one)
         rows = [
-            [kind, *(f"{group[kind]:.3f}" for group in groups.values())] for kind in groups["all"]
+            [kind, *(weight_cell(group[kind]) for group in groups.values())]
+            for kind in groups["all"]
         ]
         caption = "Mean weight on each kind of source, by kind of site."
         yield paragraph(f"{label}. {caption}" if len(inspections) > 1 else caption)
@@ -160,6 +161,8 @@ def _prompt(inspections: Sequence[Inspection]) -> str:
 
 def _third(inspections: Sequence[Inspection], labels: Sequence[str]) -> Iterator[str]:
     for one, label in zip(inspections, labels, strict=True):
+        if not one.bases["blocks"]:
+            continue
         rows = []
         blocks = bases_of(one)[-len(one.bases["blocks"]) :]
         for block, found in zip(blocks, one.bases["blocks"], strict=True):

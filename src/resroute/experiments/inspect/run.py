@@ -18,12 +18,14 @@ from resroute.experiments.inspect.inspection import (
     Windows,
     inspect_model,
 )
+from resroute.experiments.sample import prompt_ids
 from resroute.files import read_json_lines
 from resroute.model import GPT
 from resroute.residual import capture
 from resroute.training import TrainConfig, load
 from resroute.training.checkpoint import candidates, open_checkpoint
 from resroute.training.load import checkpoint_folder
+from resroute.training.metrics import finite
 
 LEAST_WINDOWS, USUAL_TOKENS = 4, 4096
 """Windows that are looked at unless told otherwise: as many as have so many tokens."""
@@ -62,9 +64,16 @@ def inspect_run(
             know.
     """
     folder = checkpoint_folder(Path(path), best=best)
+    if folder.parent.name != "checkpoints":
+        # one may stand in the folder, or name it by a link
+        place = folder.resolve()
+        folder = place if place.parent.name == "checkpoints" else folder
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     model, tokenizer, config = _loaded(folder, ema=ema)
     context = config.model.context
+    if prompt is not None:
+        # what cannot be read is said before minutes of work
+        prompt_ids(tokenizer, prompt)
     count = windows or max(LEAST_WINDOWS, USUAL_TOKENS // context)
     name, found = _windows_of(data or config.data, tokenizer, context, count)
     step = open_checkpoint(folder).progress.step
@@ -101,7 +110,7 @@ def _past(
             model(inputs.to(device))
         table = seen.table()
         if table is not None:
-            yield open_checkpoint(path).progress.step, table
+            yield open_checkpoint(path).progress.step, finite(table)
 
 
 def _records(path: Path, step: int) -> list[dict[str, Any]]:
@@ -110,10 +119,11 @@ def _records(path: Path, step: int) -> list[dict[str, Any]]:
         return []
     found: dict[Any, dict[str, Any]] = {}
     for where, record in read_json_lines(path, "inspect a copy without it", may_be_torn=True):
-        if type(record.get("step")) is not int:
-            raise UserError(f"{where}: no step; inspect a copy without it")
-        if record["step"] <= step:
-            found[record.get("kind"), record["step"]] = record
+        kind, at = record.get("kind"), record.get("step")
+        if type(kind) is not str or type(at) is not int:
+            raise UserError(f"{where}: names no kind or step; inspect a copy without it")
+        if at <= step:
+            found[kind, at] = record
     return list(found.values())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from resroute.experiments.inspect.inspection import Inspection
-from resroute.experiments.inspect.views import bases_of, by_site_kind
+from resroute.experiments.inspect.views import bases_of, by_site_kind, weight_cell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +37,7 @@ def _kinds(inspection: Inspection) -> "Table":
     groups = by_site_kind(inspection)
     table = _table("mean weight on", *groups)
     for kind in groups["all"]:
-        table.add_row(kind, *(f"{group[kind]:.3f}" for group in groups.values()))
+        table.add_row(kind, *(weight_cell(group[kind]) for group in groups.values()))
     return table
 
 
@@ -71,7 +71,10 @@ def _needs(inspection: Inspection) -> Iterator[str]:
 
 
 def _bases(inspection: Inspection) -> Iterator[str]:
-    block = bases_of(inspection)[0]
+    blocks = bases_of(inspection)
+    if not blocks:
+        return
+    block = blocks[0]
     held = ", ".join(
         f"{one.name} {100 * one.share:.1f} % "
         f"(the best {one.count} of {block.size}: {100 * block.pca[one.count - 1]:.1f} %)"

@@ -1,7 +1,8 @@
 """What the figures of an inspection show, as values: the files and the page's script alike."""
 
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,12 +70,12 @@ def by_kind(table: Table) -> dict[str, list[float | None]]:
     return found
 
 
-def by_site_kind(inspection: Inspection) -> dict[str, dict[str, float]]:
+def by_site_kind(inspection: Inspection) -> dict[str, dict[str, float | None]]:
     """Mean weight on each kind of source, over all reads that mix and over each kind of site.
 
     Returns:
         By `all`, the kinds of sites, and `readout`, those that mix at all; then by kind of source.
-        A source that a site does not have counts as zero.
+        A source that a site does not have counts as zero; None where no weight is known.
     """
     sites = [site for site in inspection.seen["sites"] if site["weights"]]
     groups = {"all": sites}
@@ -86,11 +87,16 @@ def by_site_kind(inspection: Inspection) -> dict[str, dict[str, float]]:
     every.sort(key=lambda kind: kind.startswith("running"))
     return {
         name: {
-            kind: statistics.fmean(site["kinds"].get(kind, 0.0) for site in group) for kind in every
+            kind: _mean_of_known(site["kinds"].get(kind, 0.0) for site in group) for kind in every
         }
         for name, group in groups.items()
         if group
     }
+
+
+def weight_cell(weight: float | None) -> str:
+    """A weight in a table."""
+    return "-" if weight is None else f"{weight:.3f}"
 
 
 def measures(inspection: Inspection) -> list[Measure]:
@@ -189,13 +195,16 @@ def _kinds_logged(routing: Sequence[Mapping[str, Any]]) -> History:
 
 def _kinds_seen(tables: Mapping[int, Table]) -> History:
     """Mean weight by kind of source at each checkpoint, over reads that mix."""
-    steps = sorted(tables)
+    mixing = {
+        step: sum(any(w is not None for w in row) for row in table["weights"])
+        for step, table in sorted(tables.items())
+    }
+    steps = [step for step, rows in mixing.items() if rows]
     means: dict[str, list[float]] = {}
     for step in steps:
-        rows = sum(any(w is not None for w in row) for row in tables[step]["weights"])
         for kind, values in by_kind(tables[step]).items():
             total = sum(value for value in values if value is not None)
-            means.setdefault(kind, []).append(total / rows)
+            means.setdefault(kind, []).append(total / mixing[step])
     lines = [Line(name=name, x=tuple(steps), y=tuple(y)) for name, y in means.items()]
     return History(name="weight by kind, of checkpoints", unit="weight", lines=tuple(lines))
 
@@ -207,7 +216,7 @@ def _line(
     pairs = []
     for record in records:
         value = record.get(key) if inner is None else _mapping(record, key).get(inner)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if _is_number(value):
             pairs.append((record["step"], float(value)))
     if pairs:
         steps, values = zip(*sorted(pairs), strict=True)
@@ -216,7 +225,7 @@ def _line(
 
 def _update_sizes(routing: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
     """Smallest, middle and largest update of each look."""
-    found = [(r["step"], sorted(v for v in _list(r, "update_rms"))) for r in routing]
+    found = sorted((r["step"], sorted(_list(r, "update_rms"))) for r in routing)
     found = [(step, sizes) for step, sizes in found if sizes]
     for name, pick in (("largest", max), ("middle", statistics.median), ("smallest", min)):
         if found:
@@ -231,7 +240,17 @@ def _mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _list(record: Mapping[str, Any], key: str) -> list[float]:
     values = record.get(key)
-    return [v for v in values if isinstance(v, float)] if isinstance(values, list) else []
+    return [float(v) for v in values if _is_number(v)] if isinstance(values, list) else []
+
+
+def _is_number(value: Any) -> bool:
+    # files may have what no float holds
+    return type(value) in (int, float) and abs(value) < math.inf and abs(value) < 1e300
+
+
+def _mean_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
