@@ -1,5 +1,6 @@
 """The README's code runs, and what the documents name exists."""
 
+import math
 import re
 import shlex
 from pathlib import Path
@@ -47,9 +48,12 @@ def test_the_examples_of_inspect_run_and_find_what_they_say(capsys):
     namespace = {}
     for block in blocks(ROOT / "docs" / "inspect.md", "python"):
         exec(compile(block, "inspect.md", "exec"), namespace)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("5 mlp {'embedding': ")
+    inspected, *said = capsys.readouterr().out.splitlines()
     # the model of the example was never trained
+    loss, found = inspected.split(" ", 1)
+    assert float(loss) == pytest.approx(math.log(48), abs=0.2)
+    assert found.startswith("dead mixing ")
+    assert said[0].startswith("5 mlp {'embedding': ")
     assert said[1].startswith("warning: dead mixing, 16 of 16 sites: 0 mlp, ")
     assert [line.split()[:2] for line in said[-2:]] == [["block", "0"], ["block", "1"]]
     assert namespace["weights"].shape == (64, len(namespace["names"]))

@@ -13,9 +13,11 @@ from resroute.experiments.inspect import (
     run_labels,
     save_inspection,
     setup_line,
+    shown_ids,
     summary,
     writable,
 )
+from resroute.training.checkpoint import open_checkpoint
 from resroute.training.device import choose_device
 from resroute.training.load import checkpoint_folder
 
@@ -28,7 +30,9 @@ def inspect(options: argparse.Namespace) -> None:
     device = choose_device(options.device)
     # what cannot be read or written is said before minutes of work
     for path in paths:
-        checkpoint_folder(path, best=options.best)
+        saved = open_checkpoint(checkpoint_folder(path, best=options.best))
+        if options.prompt is not None:
+            shown_ids(saved.tokenizer, options.prompt)
     writable(out)
     found: list[Inspection] = []
     for path in paths:

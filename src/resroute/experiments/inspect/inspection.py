@@ -14,8 +14,7 @@ from resroute.core import compute_dtype
 from resroute.data import IGNORED_TARGET, Tokenizer
 from resroute.experiments.importance import By, Importance, importance, logits_of
 from resroute.experiments.inspect.classes import CLASSES, token_classes
-from resroute.experiments.inspect.prompt import TokenReads, token_reads
-from resroute.experiments.sample import prompt_ids
+from resroute.experiments.inspect.prompt import TokenReads, shown_ids, token_reads
 from resroute.residual import Finding, capture, health, trajectory
 from resroute.residual.base import STREAM, policy_of
 from resroute.residual.capture import Capture
@@ -114,7 +113,7 @@ def inspect_model(
     _require_windows(windows)
     if tokenizer is not None and prompt is not None:
         # what cannot be read is said before minutes of work
-        prompt_ids(tokenizer, prompt)
+        shown_ids(tokenizer, prompt)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

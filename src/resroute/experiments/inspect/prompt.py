@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from resroute.config import UserError
 from resroute.data import Tokenizer
 from resroute.experiments.importance import logits_of
 from resroute.experiments.sample import prompt_ids
@@ -42,6 +43,18 @@ class TokenReads:
     """Those that mix sources, the readout last; none of a method that does not route."""
 
 
+def shown_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Tokens of a text; of an empty one what opens a document.
+
+    Raises:
+        UserError: Characters that the vocabulary does not have, or none that it has.
+    """
+    ids = prompt_ids(tokenizer, text)
+    if not ids:
+        raise UserError("the vocabulary has none of the prompt's characters; give another prompt")
+    return ids
+
+
 @torch.no_grad()
 def token_reads(model: nn.Module, tokenizer: Tokenizer, text: str, *, most: int) -> TokenReads:
     """Run a text through a model and keep the depth weights of each token.
@@ -53,9 +66,9 @@ def token_reads(model: nn.Module, tokenizer: Tokenizer, text: str, *, most: int)
         most: Tokens.
 
     Raises:
-        UserError: Characters that the vocabulary does not have.
+        UserError: See `shown_ids`.
     """
-    ids = prompt_ids(tokenizer, text)[:most]
+    ids = shown_ids(tokenizer, text)[:most]
     rows = torch.tensor([ids], device=next(model.parameters()).device)
     with capture(model, keep_tokens=True) as seen:
         logits = logits_of(model, rows)[0].float()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from resroute.config import UserError
-from resroute.data import Tokenizer, evaluation_windows, vocabulary_difference
+from resroute.data import END_OF_TEXT, Tokenizer, evaluation_windows, vocabulary_difference
 from resroute.data.sources import corpus_of
 from resroute.experiments.importance import By
 from resroute.experiments.inspect.inspection import (
@@ -18,7 +18,7 @@ from resroute.experiments.inspect.inspection import (
     Windows,
     inspect_model,
 )
-from resroute.experiments.sample import prompt_ids
+from resroute.experiments.inspect.prompt import shown_ids
 from resroute.files import read_json_lines
 from resroute.model import GPT
 from resroute.residual import capture
@@ -73,7 +73,7 @@ def inspect_run(
     context = config.model.context
     if prompt is not None:
         # what cannot be read is said before minutes of work
-        prompt_ids(tokenizer, prompt)
+        shown_ids(tokenizer, prompt)
     count = windows or max(LEAST_WINDOWS, USUAL_TOKENS // context)
     name, found = _windows_of(data or config.data, tokenizer, context, count)
     step = open_checkpoint(folder).progress.step
@@ -158,11 +158,14 @@ def _windows_of_text(path: Path, tokenizer: Tokenizer, context: int, count: int)
     try:
         # tokens of words have about four characters
         with path.open(encoding="utf-8", newline="") as file:
-            text = file.read(8 * (count * context + 1))
+            text = _without_half_an_end(file.read(8 * (count * context + 1)))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise UserError(f"{path}: cannot be read as text ({reason})") from None
-    ids = torch.tensor([int(i) for i in tokenizer.encode(text)])
+    try:
+        ids = torch.tensor([int(i) for i in tokenizer.encode(text)])
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     rows = min(count, (len(ids) - 1) // context)
     if rows < 1:
         raise UserError(
@@ -171,3 +174,9 @@ def _windows_of_text(path: Path, tokenizer: Tokenizer, context: int, count: int)
         )
     inputs, targets = (ids[k : k + rows * context].view(rows, context) for k in (0, 1))
     return inputs, targets
+
+
+def _without_half_an_end(text: str) -> str:
+    """A text that was cut where it was long enough, without part of an `<|endoftext|>`."""
+    start = text.rfind(END_OF_TEXT[0], 1 - len(END_OF_TEXT))
+    return text[:start] if start >= 0 and END_OF_TEXT.startswith(text[start:]) else text

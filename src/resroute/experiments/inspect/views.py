@@ -1,15 +1,15 @@
 """What the figures of an inspection show, as values: the files and the page's script alike."""
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from resroute.experiments.inspect.inspection import Inspection, Table
 from resroute.residual.base import kind_of_source
 
 SIZE = "RMS"
+_LARGEST = 1e100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +243,9 @@ def _list(record: Mapping[str, Any], key: str) -> list[float]:
     return [float(v) for v in values if _is_number(v)] if isinstance(values, list) else []
 
 
-def _is_number(value: Any) -> bool:
-    # files may have what no float holds
-    return type(value) in (int, float) and abs(value) < math.inf and abs(value) < 1e300
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    # files may have what no float holds, or no figure
+    return type(value) in (int, float) and abs(value) < _LARGEST
 
 
 def _mean_of_known(values: Iterable[float | None]) -> float | None:

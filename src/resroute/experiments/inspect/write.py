@@ -1,10 +1,13 @@
 """An inspection as files: the page, its figures, and all numbers."""
 
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from resroute.analysis.figures import styled
 from resroute.config import UserError
 from resroute.experiments.inspect.data import shortened
 from resroute.experiments.inspect.figures import images
@@ -38,6 +41,10 @@ def save_inspection(
     if not 1 <= len(inspections) <= MOST:
         raise UserError(f"a page shows one model or two, got {len(inspections)}")
     writable(out)
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refusal(out, error) from None
     labels = run_labels(inspections)
     drawn = {kind: dict(images(inspections, labels, kind)) for kind in ("png", "svg")}
     heading = title or f"Inside {' and '.join(dict.fromkeys(one.name for one in inspections))}"
@@ -62,14 +69,23 @@ def save_inspection(
 
 
 def writable(out: Path) -> None:
-    """Make the folder of a page where it is missing.
+    """Look whether a page can be drawn and its folder be made; nothing is made yet.
 
     Raises:
-        UserError: It cannot be made.
+        UserError: matplotlib is missing, or something is in the folder's way.
     """
+    with styled():
+        pass
+    figures = out / "figures"
     try:
-        (out / "figures").mkdir(parents=True, exist_ok=True)
+        found = next(place for place in (figures, *figures.parents) if place.exists())
+        if not found.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(found, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise UserError(
-            f"{out}: cannot be made ({error.strerror}); choose another folder"
-        ) from None
+        raise _refusal(out, error) from None
+
+
+def _refusal(out: Path, error: OSError) -> UserError:
+    return UserError(f"{out}: cannot be made ({error.strerror}); choose another folder")
