@@ -1,5 +1,6 @@
 """The figures of an inspection as files, drawn by matplotlib from `views`."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -226,16 +227,21 @@ def _importance_panels(pairs: Pairs) -> list[Panel]:
 
 
 def _bars(axes: "Axes", having: Sequence[tuple[int, str, Importance]], count: int) -> None:
-    names = list(dict.fromkeys(item.name for _, _, found in having for item in found.items))
+    # of a model near to overflow one item may be all that holds it together
+    known = [
+        (run, label, [item for item in found.items if math.isfinite(item.change)])
+        for run, label, found in having
+    ]
+    names = list(dict.fromkeys(item.name for _, _, items in known for item in items))
     # as in the map: of finished blocks, then of the running one
     names.sort(key=lambda name: name.startswith("running"))
     wide = 0.8 / len(having)
-    for place, (run, label, found) in enumerate(having):
-        shift = (place - (len(having) - 1) / 2) * wide
-        x = [names.index(item.name) + shift for item in found.items]
+    for place, (run, label, items) in enumerate(known):
+        shift = (place - (len(known) - 1) / 2) * wide
+        x = [names.index(item.name) + shift for item in items]
         axes.bar(
-            x, [item.change for item in found.items], 0.92 * wide, color=PALETTE[_RUNS[run]],
-            yerr=[item.error or 0.0 for item in found.items],
+            x, [item.change for item in items], 0.92 * wide, color=PALETTE[_RUNS[run]],
+            yerr=[item.error or 0.0 for item in items],
             error_kw={"elinewidth": 0.8, "ecolor": "#555555"},
             label=plain(label) if count > 1 else "growth of the loss",
         )  # fmt: skip
@@ -243,14 +249,14 @@ def _bars(axes: "Axes", having: Sequence[tuple[int, str, Importance]], count: in
     axes.set_yscale("symlog", linthresh=0.02)
     _plain_numbers(axes)
     axes.axhline(0, color="#555555", linewidth=0.8)
-    masses = [item.mass for _, _, found in having for item in found.items if item.mass is not None]
+    masses = [item.mass for _, _, items in known for item in items if item.mass is not None]
     if masses:
         beside = axes.twinx()
-        for place, (_, _, found) in enumerate(having):
-            shift = (place - (len(having) - 1) / 2) * wide
-            known = {i.name: i.mass for i in found.items if i.mass is not None}
+        for place, (_, _, items) in enumerate(known):
+            shift = (place - (len(known) - 1) / 2) * wide
+            found = {item.name: item.mass for item in items if item.mass is not None}
             beside.plot(
-                [names.index(name) + shift for name in known], list(known.values()), "o",
+                [names.index(name) + shift for name in found], list(found.values()), "o",
                 color="#000000", markerfacecolor="white", markersize=4.5,
                 label="share of depth weight",
             )  # fmt: skip

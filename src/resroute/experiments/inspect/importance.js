@@ -31,25 +31,27 @@ function importanceFigure(figure) {
   }
 
   function draw() {
-    const found = data.runs.map((run) => run.importance.find((one) => one.by === names[state.by]));
+    const known = (one) => one && { ...one, items: one.items.filter((item) => item.change !== null) };
+    const found = data.runs.map((run) => known(run.importance.find((one) => one.by === names[state.by])));
     const items = unique(found.flatMap((one) => (one ? one.items.map((item) => item.name) : [])));
     items.sort((a, b) => a.startsWith("running") - b.startsWith("running"));
     const all = found.flatMap((one) => (one ? one.items : []));
     const hasMass = all.some((item) => item.mass !== null);
     plot.replaceChildren();
     const width = plot.clientWidth, left = 62, size = width - left - 8;
-    const longest = Math.max(...items.map((name) => name.length));
+    const longest = Math.max(0, ...items.map((name) => name.length));
     const foot = 12 + 6.6 * longest, height = 230, second = hasMass ? 110 : 0;
     const total = height + (hasMass ? second + 26 : 0) + foot + 14;
     const svg = add(plot, "svg", { width, height: total, role: "img",
       "aria-label": `growth of the loss without each ${names[state.by]}` });
     const ends = all.flatMap((item) => [item.change - (item.error || 0),
       item.change + (item.error || 0)]);
-    const limits = [Math.min(0, ...ends), Math.max(0, ...ends) || 1];
+    const limits = [Math.min(0, ...ends), Math.max(0, ...ends)];
+    if (limits[0] === limits[1]) limits[1] = 1;
     const y = panel(svg, 8, height, left, size, limits, state.isRoot, "growth of the loss, nats");
     const top = height + 26;
     const mass = hasMass && panel(svg, top, second, left, size,
-      [0, Math.max(...all.map((item) => item.mass || 0)) * 1.08], false, "weight");
+      [0, Math.max(...all.map((item) => item.mass || 0)) * 1.08 || 1], false, "weight");
     const step = size / items.length, wide = Math.min(26, 0.72 * step / found.length);
     const bottom = hasMass ? top + second : height + 8;
     const every = 2 ** Math.max(0, Math.ceil(Math.log2(13 / step)));

@@ -28,18 +28,19 @@ function mapFigure(figure) {
   function tableOf(run) {
     // earlier checkpoints were looked at without classes of tokens
     const past = run.past.find((one) => one.step === steps[state.step]);
-    if (past) return [past, "all tokens"];
+    if (past) return [past, names[0], past.step];
     const name = names[state.tokens] in run.tables ? names[state.tokens] : names[0];
-    return [run.tables[name], name];
+    return [run.tables[name], name, run.step];
   }
 
   function mapOf(run) {
-    const [table, tokens] = tableOf(run);
+    const [table, tokens, at] = tableOf(run);
     const kept = [...run.sites.keys()].filter((i) => table.weights[i].some((w) => w !== null)
       && (state.sites === 0 || run.sites[i].kind === kinds[state.sites - 1]));
     const count = table.tokens === undefined ? "" : `, ${table.tokens.toLocaleString("en")} of them`;
-    const step = steps.length ? `, step ${steps[state.step] ?? run.step}` : "";
+    const step = steps.length && at !== null ? `, step ${at}` : "";
     return {
+      tokens,
       title: `${both ? `${run.label}: ` : ""}${tokens}${count}${step}`,
       sites: kept.map((i) => run.sites[i].name),
       sources: table.sources,
@@ -48,11 +49,13 @@ function mapFigure(figure) {
     };
   }
 
-  const isSame = (a, b) => JSON.stringify([a.sites, a.sources]) === JSON.stringify([b.sites, b.sources]);
+  const isSame = (a, b) => JSON.stringify([a.tokens, a.sites, a.sources])
+    === JSON.stringify([b.tokens, b.sites, b.sources]);
 
   function draw() {
     grid.replaceChildren();
-    const maps = routed.map(mapOf);
+    // of a model that diverged nothing may be known
+    const maps = routed.map(mapOf).filter((map) => map.sites.length);
     const cards = maps.map((map) => [map, viridis, "takes"]);
     if (maps.length === 2 && isSame(...maps))
       cards.push([{

@@ -65,7 +65,7 @@ function lineFigure(figure, spec, state, build) {
     let y = range(values);
     if (chart.edges && !state.logY) y = [Math.max(y[0], Math.min(0, ...kept)), y[1]];
     if (state.logY && values.length) y = [0.8 * Math.min(...values), 1.25 * Math.max(...values)];
-    const x = [Math.min(...xs), Math.max(...xs)];
+    const x = xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1];
     if (x[0] === x[1]) { x[0] -= 0.5; x[1] += 0.5; }
     const logs = { x: false, y: Boolean(state.logY && values.length) };
     const drawn = frame(plot, chart, { x, y }, logs, chart.places);
@@ -111,7 +111,9 @@ function kindsFigure(figure) {
   function spec() {
     const place = places[state.sites], isBoth = state.run === routed.length;
     const found = (isBoth ? routed : [routed[state.run]]).flatMap((run, r) => {
-      const table = run.tables[names[state.tokens]] || run.tables[names[0]];
+      // a text may have no token of the class
+      const table = run.tables[names[state.tokens]];
+      if (!table) return [];
       const of = isBoth ? `, ${run.label}` : "";
       if (place !== "one against the other")
         return lines(run, table, place === "all" ? null : place, of, isBoth ? r : null);
@@ -193,7 +195,8 @@ function trainingFigure(figure) {
 // how much of a block's updates so many vectors hold
 function basesFigure(figure) {
   const names = unique(data.runs.flatMap((run) => run.bases.map((block) => block.name)));
-  const sets = unique(data.runs.flatMap((run) => run.bases[0].sets.map((set) => set.name)));
+  const sets = unique(data.runs.flatMap((run) => run.bases.slice(0, 1))
+    .flatMap((block) => block.sets.map((set) => set.name)));
   const state = { block: 0 };
 
   function spec() {
@@ -201,21 +204,22 @@ function basesFigure(figure) {
     data.runs.forEach((run, dash) => {
       const block = run.bases.find((one) => one.name === names[state.block]);
       if (!block) return;
+      const size = block.pca.length;
       found.push({
-        name: ofRun(run, "the best vectors (PCA)"), look: [0, dash, 0],
+        name: ofRun(run, "the best vectors (PCA)"), look: [0, dash, 0], size,
         x: [...block.pca.keys()].map((i) => i + 1), y: block.pca,
       });
       block.sets.forEach((set) => {
         const i = sets.indexOf(set.name);
         const look = [[4, 6, 5, 2, 1, 3][i % 6], dash, (i + 3) % MARKS.length];
-        found.push({ name: ofRun(run, set.name), look, x: [set.count], y: [set.share] });
+        found.push({ name: ofRun(run, set.name), look, size, x: [set.count], y: [set.share] });
       });
     });
     return {
       x: "vectors", y: "share of the updates", lines: found, edges: [0, 1],
       places: unique(found.flatMap((line) => line.x)),
       say: (line, i) => `${line.name}: ${(100 * line.y[i]).toFixed(1)} % of the updates' energy by `
-        + `${line.x[i]} of ${data.runs[0].bases[0].size} vectors`,
+        + `${line.x[i]} of ${line.size} vectors`,
     };
   }
 

@@ -100,12 +100,15 @@ def inspect_run(
 def _past(
     folder: Path, inputs: torch.Tensor, *, ema: bool, device: torch.device | str, tell: Progress
 ) -> Iterator[tuple[int, Table]]:
-    """Depth weights of the checkpoints beside and before one."""
+    """Depth weights of the checkpoints beside and before one, without those that are damaged."""
     beside = candidates(folder.parent) if folder.parent.name == "checkpoints" else []
     earlier = beside[beside.index(folder) + 1 :] if folder in beside else []
     for done, path in enumerate(reversed(earlier)):
         tell("earlier checkpoints", done, len(earlier))
-        model, _, _ = _loaded(path, ema=ema)
+        try:
+            model, _, _ = _loaded(path, ema=ema)
+        except UserError:
+            continue
         with capture(model.to(device)) as seen, torch.no_grad():
             model(inputs.to(device))
         table = seen.table()

@@ -40,13 +40,12 @@ def save_inspection(
     """
     if not 1 <= len(inspections) <= MOST:
         raise UserError(f"a page shows one model or two, got {len(inspections)}")
-    writable(out)
+    labels = run_labels(inspections)
+    drawn = {kind: dict(images(inspections, labels, kind)) for kind in ("png", "svg")}
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _refusal(out, error) from None
-    labels = run_labels(inspections)
-    drawn = {kind: dict(images(inspections, labels, kind)) for kind in ("png", "svg")}
     heading = title or f"Inside {' and '.join(dict.fromkeys(one.name for one in inspections))}"
     page = render_page(inspections, heading, drawn["svg"])
     files = [out / "inspect.html"]

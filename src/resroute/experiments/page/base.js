@@ -139,12 +139,13 @@ function sortable(table) {
       const isUp = head.getAttribute("aria-sort") !== "ascending";
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
-      const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
+      const key = ({ cells }) => cells[column].dataset.value
+        ?? cells[column].textContent.replace(/ %$/, "");
       const order = (a, b) => {
         const [one, two] = [key(a), key(b)];
         // what is missing stays at the end
         if (one === "-" || two === "-") return (one === "-") - (two === "-");
-        const by = isNaN(one) || isNaN(two) ? one.localeCompare(two) : one - two;
+        const by = isNaN(one) || isNaN(two) ? one.localeCompare(two, "en", { numeric: true }) : one - two;
         return isUp ? by : -by;
       };
       body.append(...[...body.rows].sort(order));

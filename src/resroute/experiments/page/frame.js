@@ -62,7 +62,7 @@ function walker(plot, show) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    choose(chosen + step);
+    choose(chosen < 0 && step < 0 ? points.length - 1 : chosen + step);
   });
   const begin = (next) => { [area, chosen, ring] = [next, -1, null]; points.length = 0; };
   return { points, begin };
