@@ -11,6 +11,7 @@ hidden = policy.finish(stream)
 ```
 """
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 from typing import Any as _Any
@@ -56,6 +57,9 @@ from resroute.training import train as train
 
 if TYPE_CHECKING:
     from resroute.experiments.importance import importance as importance
+    from resroute.hf.convert import convert as convert
+    from resroute.hf.convert import unconvert as unconvert
+    from resroute.hf.load import from_pretrained as from_pretrained
 
 __version__ = _version("resroute")
 
@@ -103,10 +107,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> _Any:
-    # its room has much that a model does not need
-    if name == "importance":
-        from resroute.experiments.importance import importance
+# rooms with much that a model does not need; those of `hf` are not in `__all__`, since they need
+# another package
+_LAZY = {
+    "importance": "resroute.experiments.importance",
+    "convert": "resroute.hf.convert",
+    "unconvert": "resroute.hf.convert",
+    "from_pretrained": "resroute.hf.load",
+}
 
-        return importance
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(_import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise UserError(f"{name} needs transformers: pip install 'resroute[hf]'") from None
