@@ -42,8 +42,10 @@ from resroute.residual import Policy as Policy
 from resroute.residual import PreNorm as PreNorm
 from resroute.residual import ResidualConfig as ResidualConfig
 from resroute.residual import ReZero as ReZero
+from resroute.residual import RoutedStack as RoutedStack
 from resroute.residual import capture as capture
 from resroute.residual import health as health
+from resroute.residual import interchange as interchange
 from resroute.residual import trajectory as trajectory
 from resroute.residual import without_layer as without_layer
 from resroute.residual import without_sites as without_sites
@@ -80,6 +82,7 @@ __all__ = [
     "Preempted",
     "ReZero",
     "ResidualConfig",
+    "RoutedStack",
     "RunStart",
     "StoryConfig",
     "SubwordTokenizer",
@@ -91,6 +94,7 @@ __all__ = [
     "generate",
     "health",
     "importance",
+    "interchange",
     "load",
     "open_corpus",
     "paper",
@@ -120,9 +124,4 @@ _LAZY = {
 def __getattr__(name: str) -> _Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(_import_module(_LAZY[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise UserError(f"{name} needs transformers: pip install 'resroute[hf]'") from None
+    return getattr(_import_module(_LAZY[name]), name)

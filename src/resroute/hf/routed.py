@@ -128,8 +128,8 @@ def _refuse_reentrant(layer: Any) -> None:
         return
     if getattr(checkpoint, "keywords", {}).get("use_reentrant"):
         raise UserError(
-            "reentrant checkpointing loses the gradient of a stream; call gradient_checkpointing_"
-            'enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
+            "reentrant checkpointing loses the gradient of a stream; enable checkpointing with "
+            "use_reentrant=False"
         )
 
 
