@@ -59,6 +59,19 @@ def test_the_examples_of_inspect_run_and_find_what_they_say(capsys):
     assert namespace["weights"].shape == (64, len(namespace["names"]))
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")
+def test_the_examples_of_convert_run_and_a_stock_class_refuses(capsys):
+    torch.manual_seed(0)
+    namespace = {}
+    for block in blocks(ROOT / "docs" / "convert.md", "python"):
+        exec(compile(block, "convert.md", "exec"), namespace)
+    inspected, refusal = capsys.readouterr().out.splitlines()
+    loss, *changes = (float(word.strip("[],")) for word in inspected.split())
+    assert loss == pytest.approx(math.log(97), abs=0.3)
+    assert len(changes) == 2
+    assert "load this folder by resroute.from_pretrained: it has depth routing" in refusal
+
+
 def test_training_from_python_runs_as_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("fox.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
