@@ -67,7 +67,8 @@ def test_the_examples_of_convert_run_and_a_stock_class_refuses(capsys):
         exec(compile(block, "convert.md", "exec"), namespace)
     inspected, refusal = capsys.readouterr().out.splitlines()
     loss, *changes = (float(word.strip("[],")) for word in inspected.split())
-    assert loss == pytest.approx(math.log(97), abs=0.3)
+    # five steps have taught it these rows
+    assert 3 < loss < math.log(97)
     assert len(changes) == 2
     assert "load this folder by resroute.from_pretrained: it has depth routing" in refusal
 
