@@ -182,3 +182,12 @@ def test_mistakes_are_named():
         importance(model, (INPUTS, TARGETS), "head")
     with pytest.raises(UserError, match="batch must be a whole number of at least 1"):
         importance(model, (INPUTS, TARGETS), batch=0)
+
+
+def test_a_loss_that_is_not_finite_is_told_as_such():
+    model = model_of(rr.WAV(num_blocks=2))
+    with torch.no_grad():
+        model.head.weight.fill_(float("nan"))
+    found = importance(model, (INPUTS, TARGETS))
+    assert math.isnan(found.loss)
+    assert all(math.isnan(item.change) and math.isnan(item.error) for item in found.items)

@@ -222,3 +222,13 @@ def test_vectors_that_depend_on_each_other_count_once():
     vectors = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 5.0]]).double().T
     assert captured(gram, vectors) == pytest.approx(0.75)
     assert curve([0.5, 0.25]) == [0.5, 0.75]
+
+
+def test_a_model_that_diverged_has_no_bases():
+    policy = rr.WAV(num_blocks=2).build(4, 8)
+    with rr.trajectory(policy) as seen:
+        stream = policy.start(torch.randn(1, 3, 8))
+        for site in range(8):
+            stream = policy.write(stream, site, torch.full((1, 3, 8), float("inf")))
+    with pytest.raises(UserError, match="updates of block 0 are not finite"):
+        seen.result()

@@ -198,7 +198,9 @@ def _ablation(
     mass: float | None,
 ) -> Ablation:
     changes = [b - a for a, b in zip(plain, without, strict=True)]
-    error = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else None
+    # which takes numbers that are not finite, as `statistics` does not
+    spread = torch.tensor(changes, dtype=torch.float64).std().item() if len(changes) > 1 else None
+    error = None if spread is None else spread / math.sqrt(len(changes))
     return Ablation(
         name=name, sites=sites, change=statistics.fmean(changes), error=error, mass=mass
     )

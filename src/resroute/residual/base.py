@@ -64,6 +64,7 @@ class ResidualConfig(Variant, ABC):
         if isinstance(kinds, str):
             raise UserError(f"kinds must be a sequence of names, such as ({kinds!r},)")
         policy = self._build(num_layers, dim, tuple(kinds))
+        policy.label = self.label
         policy.reset_parameters()
         for note in policy.notes:
             warnings.warn(note, stacklevel=2)
@@ -94,6 +95,7 @@ class Policy(nn.Module, ABC, Generic[S]):
         kinds: The K sublayers of one layer.
         num_sites: K * L.
         detail_names: Names, as `weights` gives them, of the sources that are details of blocks.
+        label: The method's name for people.
     """
 
     def __init__(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> None:
@@ -103,6 +105,7 @@ class Policy(nn.Module, ABC, Generic[S]):
         self.kinds = kinds
         self.num_sites = num_layers * len(self.kinds)
         self.detail_names: frozenset[str] = frozenset()
+        self.label = type(self).__name__.removesuffix("Policy")
         self.notes: list[str] = []
         """What the person who built the policy should know."""
 

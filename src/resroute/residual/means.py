@@ -88,6 +88,9 @@ class Means:
         return {} if mean is None else self._named(site, mean)
 
     def _named(self, site: int, values: Tensor) -> dict[str, float]:
+        """Values by source; none where any is not finite."""
+        if not values.isfinite().all():
+            return {}
         return dict(zip(self.policy.source_names(site), values.tolist(), strict=True))
 
     def _cosine(self, site: int) -> dict[str, float | None]:

@@ -119,6 +119,9 @@ class Trajectory:
           (of what these leave): `best` the best coefficients at all, `signs` the best pattern of
           signs that a search finds (each with its `coefficients`), `walsh` the best of that basis
           with its `sequency`, or None.
+
+        Raises:
+            UserError: No forward pass was seen, or updates that are not finite.
         """
         return {
             "format_version": FORMAT_VERSION,
@@ -128,6 +131,11 @@ class Trajectory:
 
     def _block(self, number: int) -> dict[str, Any]:
         block, gram = self.blocks[number], self.gram(number)
+        if not gram.isfinite().all():
+            raise UserError(
+                f"updates of block {number} are not finite: the model has diverged, and its bases "
+                "hold nothing"
+            )
         size = len(block)
         sets = self._sets(block)
         state = captured(gram, sets["state"])

@@ -10,6 +10,7 @@ import resroute as rr
 from resroute.experiments.inspect import inspect_run
 from resroute.experiments.inspect.inspection import Inspection
 from resroute.experiments.inspect.page import HEADINGS, render_page
+from resroute.experiments.inspect.prompt import SiteReads, TokenReads
 from resroute.residual.base import by_kind
 from resroute.testing import randomise
 
@@ -106,7 +107,23 @@ BASES = bases_of_blocks(
 )
 
 
-@pytest.fixture
+PROMPT = TokenReads(
+    tokens=("a", "</script>", "<!--", ""),
+    losses=(None, 1.23456789, float("nan"), 2.0),
+    sites=(
+        SiteReads(
+            name="0 mlp", sources=("embedding", "running state"), depths=(0.0, 0.5),
+            weights=((0.25, 0.75), (1.0, 0.0), (0.001, 0.999), (0.5, 0.5)),
+        ),
+        SiteReads(
+            name="readout", sources=("embedding", "state 0", "state 1"), depths=(0.0, 0.75, 1.75),
+            weights=((0.2, 0.3, 0.5),) * 4,
+        ),
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
 def make_inspection():
     """Makes an inspection by hand: two layers in two blocks, unless fields say otherwise."""
 

@@ -93,7 +93,7 @@ function mapFigure(figure) {
   if (steps.length)
     pick(controls, "Step", [...steps.map(String), "the newest"], state, "step", draw);
   colourBar(controls, WEIGHTS, viridis, "weight by colour");
-  if (routed.length === 2)
+  if (routed.length === 2 && isSame(...routed.map(mapOf)))
     colourBar(controls, [-1, -0.2, 0, 0.2, 1], diverging, "difference by colour");
   redraws.push(draw);
   draw();

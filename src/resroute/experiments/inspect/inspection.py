@@ -94,7 +94,7 @@ def inspect_model(
             holds one policy.
         windows: Inputs and targets (N, T); targets are already shifted, negative ones not counted.
         name: What the model is called.
-        label: What its method is called; the policy's class unless given.
+        label: What its method is called, unless as usual.
         corpus: What the text is called.
         step: Training steps behind it.
         seed: Of its training.
@@ -129,7 +129,7 @@ def inspect_model(
             module.training = was_training
     return Inspection(
         name=name,
-        label=label or type(policy).__name__.removesuffix("Policy"),
+        label=label or policy.label,
         corpus=corpus,
         step=step,
         seed=seed,

@@ -65,7 +65,7 @@ function lineFigure(figure, spec, state, build) {
     let y = range(values);
     if (chart.edges && !state.logY) y = [Math.max(y[0], Math.min(0, ...kept)), y[1]];
     if (state.logY && values.length) y = [0.8 * Math.min(...values), 1.25 * Math.max(...values)];
-    const x = xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1];
+    const x = [Math.min(...xs), Math.max(...xs)];
     if (x[0] === x[1]) { x[0] -= 0.5; x[1] += 0.5; }
     const logs = { x: false, y: Boolean(state.logY && values.length) };
     const drawn = frame(plot, chart, { x, y }, logs, chart.places);

@@ -152,7 +152,10 @@ def histories(inspection: Inspection) -> list[History]:
 
 def bases_of(inspection: Inspection) -> list[BlockBases]:
     """Of each block, and their mean where there are several of one size."""
-    found = [_block(number, block) for number, block in enumerate(inspection.bases["blocks"])]
+    found = [
+        _block(number, block, inspection.bases["bases"])
+        for number, block in enumerate(inspection.bases["blocks"])
+    ]
     if len(found) > 1 and len({block.size for block in found}) == 1:
         shares = zip(*(block.pca for block in found), strict=True)
         sets = [
@@ -173,12 +176,16 @@ def bases_of(inspection: Inspection) -> list[BlockBases]:
     return found
 
 
-def _block(number: int, block: Mapping[str, Any]) -> BlockBases:
-    names = [name for name in block["captured"] if name != "in use"]
+def _block(number: int, block: Mapping[str, Any], bases: Sequence[str]) -> BlockBases:
+    captured = block["captured"]
+    names = [name for name in captured if name != "in use"]
     sets = [
-        Held(name=name, count=1 + name.count(" + "), share=block["captured"][name]["share"])
+        Held(name=name, count=1 + name.count(" + "), share=captured[name]["share"])
         for name in names
     ]
+    # of bases that are not learned, one of the others is the same
+    if any(name.startswith("state + initial ") for name in names):
+        sets.append(Held(name="in use", count=len(bases), share=captured["in use"]["share"]))
     return BlockBases(
         name=f"block {number}",
         size=block["size"],

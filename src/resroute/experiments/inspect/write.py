@@ -77,7 +77,9 @@ def writable(out: Path) -> None:
         pass
     figures = out / "figures"
     try:
-        found = next(place for place in (figures, *figures.parents) if place.exists())
+        places = (figures, *figures.parents)
+        # a link to nowhere is in the way too
+        found = next(place for place in places if place.exists() or place.is_symlink())
         if not found.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(found, os.W_OK | os.X_OK):

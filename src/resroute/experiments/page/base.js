@@ -139,8 +139,7 @@ function sortable(table) {
       const isUp = head.getAttribute("aria-sort") !== "ascending";
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
-      const key = ({ cells }) => cells[column].dataset.value
-        ?? cells[column].textContent.replace(/ %$/, "");
+      const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
       const order = (a, b) => {
         const [one, two] = [key(a), key(b)];
         // what is missing stays at the end
