@@ -166,7 +166,8 @@ def _groups(policy: Policy[Any], by: By, num_blocks: int) -> list[tuple[str, ran
 
 def _masses(seen: Capture) -> dict[str, float]:
     """Share of all depth weight on each source, over reads that mix."""
-    rows = [site["weights"] for site in seen.result()["sites"] if site["weights"]]
+    rows = [site["weights"] for site in seen.result()["sites"]]
+    rows = [row for row in rows if row and None not in row.values()]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: math.fsum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
 

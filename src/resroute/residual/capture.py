@@ -225,8 +225,7 @@ class Capture:
         - `site`, `name`, `layer`, `kind`; the readout has no layer and no kind;
         - `weights`: mean depth weight by source; `kinds`: the same, sources of all blocks
           together (`embedding`, `state`, `phase`, `running state`, ..). Empty where nothing is
-          mixed: in methods that do not route, and where Delta reads its plain sum; and where they
-          are not finite;
+          mixed: in methods that do not route, and where Delta reads its plain sum;
         - `entropy` in nats, of each token's weights, and `effective_sources`, e to it; means;
         - `read_rms`, `update_rms`: RMS over tokens and width of what the site reads before its
           norm, and of what it hands to `write`, before any coefficient;

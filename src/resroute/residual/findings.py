@@ -106,7 +106,10 @@ def look_at(
         )
     result = seen.result()
     sites = result["sites"]
-    weights: list[dict[str, float]] = [site["weights"] for site in sites]
+    # those that are not finite say nothing
+    weights: list[dict[str, float]] = [
+        {} if None in site["weights"].values() else site["weights"] for site in sites
+    ]
     found = [site for site in sites if site["entropy"] is not None]
     means = {
         key: statistics.fmean(site[key] for site in found)

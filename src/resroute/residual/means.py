@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from resroute.config import UserError
-from resroute.residual.base import STREAM, Policy, by_kind, site_name
+from resroute.residual.base import STREAM, Policy, by_kind, kind_of_source, site_name
 from resroute.residual.tally import Tally, number
 
 SOURCES = -1
@@ -64,13 +64,17 @@ class Means:
         layer, place = divmod(site, len(policy.kinds))
         scale = None if is_readout else policy.coefficient(site)
         weights = self._weights(site)
+        known = {name: weight for name, weight in weights.items() if weight is not None}
+        kinds: dict[str, float | None] = {**by_kind(known)}
+        if len(known) < len(weights):
+            kinds = {kind_of_source(name): None for name in weights}
         return {
             "site": site,
             "name": site_name(policy, site),
             "layer": None if is_readout else layer,
             "kind": None if is_readout else policy.kinds[place],
             "weights": weights,
-            "kinds": by_kind(weights),
+            "kinds": kinds,
             "entropy": number(tally.mean(site, "entropy")),
             "effective_sources": number(tally.mean(site, "effective")),
             "read_rms": number(tally.root(site, "read")),
@@ -83,15 +87,13 @@ class Means:
             "classes": self._classes(site),
         }
 
-    def _weights(self, site: int) -> dict[str, float]:
+    def _weights(self, site: int) -> dict[str, float | None]:
         mean = self.tally.mean(site, "weights")
         return {} if mean is None else self._named(site, mean)
 
-    def _named(self, site: int, values: Tensor) -> dict[str, float]:
-        """Values by source; none where any is not finite."""
-        if not values.isfinite().all():
-            return {}
-        return dict(zip(self.policy.source_names(site), values.tolist(), strict=True))
+    def _named(self, site: int, values: Tensor) -> dict[str, float | None]:
+        names = self.policy.source_names(site)
+        return {name: number(value) for name, value in zip(names, values, strict=True)}
 
     def _cosine(self, site: int) -> dict[str, float | None]:
         mean = self.tally.mean(site, "cosine")
