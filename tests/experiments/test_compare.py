@@ -293,7 +293,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged_nor_compared(ch
 def test_what_does_not_change_a_run_does_not_stand_in_the_way():
     runs = [
         run(WAV(), 1.0, 0, torch="2.8.0", commit="a1"),
-        run(WAV(), 1.0, 1, device="cpu", commit="b2"),
+        run(WAV(), 1.0, 1, device="cpu", commit="a1, b2"),
         run(WAV(), 1.0, 2, options={"log_every": 3, "keep": 1, "precision": "float32"}),
         run(PreNorm(), 2.0, 0, rate=7e-3, parameters=4000),
     ]

@@ -234,7 +234,9 @@ def _notes_on_runs(runs: Sequence[Run], kept: Sequence[Run]) -> Iterator[str]:
     left_out = [run.name for run in runs if _loss(run) is None]
     if left_out:
         yield f"Left out, since they have no validation loss: {', '.join(left_out)}."
-    commits = sorted({commit for run in kept if (commit := environment(run)["commit"])})
+    # a run that went on after a stop names all that made it
+    made_by = [environment(run)["commit"] for run in kept]
+    commits = sorted({one for commit in made_by if commit for one in commit.split(", ")})
     if len(commits) > 1:
         yield f"The runs were made by several commits: {', '.join(commits)}."
     yield from block_notes(kept)
