@@ -8,13 +8,14 @@ ARGS ?=
 # a process for each core, up to four, with one thread each: `make test ARGS='-n 0'` runs in one process
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-survival test-all check golden bench clean
+.PHONY: help setup demo test test-survival test-all check docs golden bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train three methods on generated stories and compare them (DATA=file.txt for your text)"
 	@echo "make test      run the tests, with coverage"
-	@echo "make check     formatting, lint, types, import rules"
+	@echo "make check     formatting, lint, types, import rules, links of the docs"
+	@echo "make docs      the site of the docs, in build/site"
 	@echo "make setup     the environment that test and check use"
 	@echo "make test-all  the tests, slow ones too"
 	@echo "make test-survival  the slow tests of kills, full disks, damage and several processes"
@@ -36,6 +37,10 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --group dev
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --group docs
+	@touch $@
+
 setup: $(VENV)/.dev
 
 demo: $(VENV)/.installed
@@ -50,11 +55,15 @@ test-survival: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term $(ARGS)
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# strict: a link that leads nowhere, or a docstring that cannot be read, is an error
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 golden: $(VENV)/.dev
 	$(BIN)/python scripts/golden.py

@@ -37,10 +37,12 @@ def in_a_folder(tmp_path, monkeypatch):
 
 def run(title, **others):
     """Names of a section, after those that all share or others in their place."""
-    names = execute(blocks("The four calls"), {})
+    shared, *calls = blocks("The four calls")
+    names = execute([shared], {})
     # in place: functions of the page look their names up there
     names.update(others)
-    return execute(blocks(title), names)
+    execute([*calls, *blocks("A stack")], names)
+    return execute([] if title == "A stack" else blocks(title), names)
 
 
 def plain_sum(stack, x):
@@ -136,17 +138,18 @@ def test_nanogpt_in_eight_lines():
     assert len(re.findall(r"^[+-]", diff, re.MULTILINE)) == 8
     after = patched(before, diff)
     method = "rr.WAV(num_blocks=2, gated=True)"
-    old = execute([before], {})
+    shared = blocks("The four calls")[0]
+    old = execute([shared, before], {})
     model = old["GPT"](old["config"])
     tokens = torch.randint(16, (2, 9))
     expected = model(tokens)
     for config in (method, "rr.PreNorm()", "rr.FullAttnRes(gated=True)"):
-        new = execute([after.replace(method, config)], {})
+        new = execute([shared, after.replace(method, config)], {})
         other = new["GPT"](new["config"])
         missing, unexpected = other.load_state_dict(model.state_dict(), strict=False)
         assert (unexpected, {name.split(".")[0] for name in missing} - {"policy"}) == ([], set())
         assert torch.equal(other(tokens), expected)
-    other = execute([after], {})["GPT"](old["config"])
+    other = execute([shared, after], {})["GPT"](old["config"])
     losses = train(
         other.parameters(),
         lambda: F.cross_entropy(other(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()),
@@ -155,7 +158,7 @@ def test_nanogpt_in_eight_lines():
     # the first site has one source: nothing to blend
     assert other.policy.gate[1:].abs().min() > 1e-3
     # without a gate it is not the old model
-    free = execute([after.replace(method, "rr.WAV(num_blocks=2)")], {})
+    free = execute([shared, after.replace(method, "rr.WAV(num_blocks=2)")], {})
     other = free["GPT"](free["config"])
     other.load_state_dict(model.state_dict(), strict=False)
     assert not torch.allclose(other(tokens), expected, atol=1e-2)

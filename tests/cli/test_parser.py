@@ -82,7 +82,7 @@ def test_empty_names_do_not_mean_the_current_folder(refused: Any, arguments: lis
     ("arguments", "says"),
     [
         ([], "required: COMMAND"),
-        ([""], "unknown ''; use demo, data, train, sample, facts, sweep, report, bench"),
+        ([""], "unknown ''; use demo, data, train, sample, facts, sweep, report, inspect, bench, "),
         (["trian"], "unknown 'trian' (did you mean 'train'?)"),
         (["data"], "required: COMMAND"),
         (["data", "prep"], "did you mean 'prepare'?"),

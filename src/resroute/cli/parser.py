@@ -10,6 +10,7 @@ from resroute.bench import CASES
 from resroute.cli import commands
 from resroute.cli.bench import bench
 from resroute.cli.display import printable
+from resroute.cli.export import export
 from resroute.cli.inspect import inspect
 from resroute.cli.sweep import sweep
 from resroute.cli.values import COUNT, LAYERS, SEED, STEPS, name, number, several, whole
@@ -99,6 +100,7 @@ def make_parser() -> Parser:
     _report(commands_)
     _inspect(commands_)
     _bench(commands_)
+    _export(commands_)
     return parser
 
 
@@ -319,6 +321,18 @@ def _bench(group: Any) -> None:
     add("--threads", type=whole(1, 4096), metavar="N", help="CPU threads (torch's number)")
     add("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps (auto)")
     add("--out", type=name, metavar="FILE", help="JSON file to write: settings and every pair")
+
+
+def _export(group: Any) -> None:
+    parser = _command(
+        group, "export", export, "Write a trained model as Hugging Face transformers loads it."
+    )
+    add = parser.add_argument
+    add("run_folder", type=name, metavar="RUN", help="run folder, or a checkpoint in it")
+    add("--to", type=name, required=True, metavar="DIR", help="new folder to write")
+    add("--best", action="store_true", help="weights of least validation loss, not the newest")
+    add("--ema", action="store_true", help="averaged weights, of a run with ema_decay")
+    add("--no-remote-code", action="store_true", help="weights alone: loading needs resroute")
 
 
 def _data_option(parser: Parser) -> None:

@@ -21,6 +21,8 @@ from resroute.residual.trajectory import trajectory as trajectory
 from resroute.residual.ablate import without_layer as without_layer
 from resroute.residual.ablate import without_sites as without_sites
 from resroute.residual.ablate import without_sources as without_sources
+from resroute.residual.stack import RoutedStack as RoutedStack
+from resroute.residual import interchange as interchange
 
 __all__ = [
     "HAARES",
@@ -35,10 +37,12 @@ __all__ = [
     "PreNorm",
     "ReZero",
     "ResidualConfig",
+    "RoutedStack",
     "Stream",
     "Trajectory",
     "capture",
     "health",
+    "interchange",
     "trajectory",
     "without_layer",
     "without_sites",
