@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -43,20 +44,14 @@ def test_what_is_printed_and_written(run: Any, place: Path) -> None:
     assert "Health: no findings" in lines
     words = [line.split() for line in lines]
     assert ["mean", "weight", "on", "all", "attention", "mlp", "readout"] in words
-    assert [
-        "layers",
-        "effective",
-        "sources",
-        "update",
-        "RMS",
-        "read",
-        "RMS",
-        "update",
-        "gradient",
-    ] in (words)
+    heads = "layers effective sources update RMS read RMS update gradient (L2)"
+    assert heads.split() in words
     for item in ("layer", "block", "source"):
-        assert f"Without each {item} the loss of 3." in outcome.out
-    assert "of a block's updates (block 0) lies in state " in outcome.out
+        start = f"Growth of the loss without each {item}: "
+        (line,) = [line for line in lines if line.startswith(start)]
+        assert re.search(rf": ({item} \d|embedding|running|state|phase|split)", line)
+        assert re.search(r" [+-]\d\.\d{4} \u00b1 \d\.\d{4}(,|$)", line)
+    assert "Share of the energy of updates (block 0) that lies in state " in outcome.out
     assert lines[-3:] == [
         "wrote runs/base/inspect/inspect.html",
         "      runs/base/inspect/inspect.json",
@@ -80,9 +75,9 @@ def test_what_is_printed_and_written(run: Any, place: Path) -> None:
 
 
 def test_nothing_is_left_out_unless_asked(run: Any, place: Path) -> None:
-    assert "Without each" not in run("inspect", "runs/base", *QUICK).out
+    assert "without each" not in run("inspect", "runs/base", *QUICK).out
     outcome = run("inspect", "runs/base", "--windows", "2", "--without", "block,site")
-    assert outcome.out.count("Without each") == 2
+    assert outcome.out.count("Growth of the loss without each") == 2
     saved = json.loads((place / "runs/base/inspect/inspect.json").read_text())
     assert [found["by"] for found in saved["runs"][0]["importance"]] == ["block", "site"]
     assert len(saved["runs"][0]["importance"][1]["items"]) == 4

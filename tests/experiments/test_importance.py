@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import resroute as rr
 from resroute.config import UserError
-from resroute.experiments.importance import Ablation, importance
+from resroute.experiments.importance import Ablation, importance, parts_of
 from resroute.testing import randomise, small_gpt
 
 INPUTS = torch.arange(40).remainder(11).view(5, 8)
@@ -77,7 +77,11 @@ def test_changes_are_those_of_silenced_sublayers(config, by):
 
 def masses_by_hand(model):
     with rr.capture(model) as seen, torch.no_grad():
-        model.eval()(INPUTS)
+        model.eval()
+        # the second window ends with its last target
+        for row in (0, 2, 3, 4):
+            model(INPUTS[row : row + 1])
+        model(INPUTS[1:2, :3])
     model.train()
     rows = [site["weights"] for site in seen.result()["sites"] if site["weights"]]
     return lambda name: sum(row.get(name, 0.0) for row in rows) / len(rows)
@@ -167,6 +171,33 @@ def test_windows_without_a_target_do_not_count():
     without = importance(model, (INPUTS[:4], TARGETS[:4]), "block")
     assert found == without
     assert found.windows == 4
+
+
+def test_parts_without_what_fills_windows_up():
+    targets = TARGETS.clone()
+    # nothing to predict at the start, or between, fills nothing up
+    targets[0, :4] = targets[2, 3:6] = -100
+    targets[4] = -100
+    parts = list(parts_of(INPUTS, targets, 2))
+    assert [part.shape for part, _ in parts] == [(1, 8), (1, 3), (1, 8), (1, 8)]
+    for (part, wanted), row in zip(parts, range(4), strict=True):
+        assert torch.equal(part[0], INPUTS[row, : part.shape[1]])
+        assert torch.equal(wanted[0], targets[row, : part.shape[1]])
+    # where every window is full they come as they are
+    rows = [0, 2, 3]
+    whole = list(parts_of(INPUTS[rows], targets[rows], 2))
+    assert [part.tolist() for part, _ in whole] == [INPUTS[[0, 2]].tolist(), [INPUTS[3].tolist()]]
+    assert torch.equal(torch.cat([wanted for _, wanted in whole]), targets[rows])
+
+
+def test_what_fills_windows_up_is_not_read():
+    model = model_of(rr.WAV(num_blocks=2))
+    other = INPUTS.clone()
+    other[1, 3:] = 9
+    for by in ("layer", "source"):
+        plain = importance(model, (INPUTS, TARGETS), by)
+        assert importance(model, (other, TARGETS), by) == plain
+        assert importance(model, (INPUTS, TARGETS), by, batch=1) == plain
 
 
 def test_mistakes_are_named():

@@ -218,6 +218,35 @@ def test_classes_have_weights_of_their_own():
         seen.table("4")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        rr.DeltaAttnRes(), rr.DeltaAttnRes(num_blocks=2, gated=True), rr.FullAttnRes(),
+        rr.BlockAttnRes(num_blocks=2, gated=True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_table_of_a_class_where_not_every_site_mixes(config):
+    policy = config.build(4, 5).double()
+    randomise(policy)
+    stack = random_stack(8, 5, tokens=4)
+    with rr.capture(policy, class_names=("even", "odd")) as seen:
+        seen.classes = torch.tensor([0, 1, 0, 1])
+        stack.run(policy)
+    table, whole = seen.table("odd"), seen.table()
+    assert (table["sites"], table["sources"]) == (whole["sites"], whole["sources"])
+    for (names, weights), row in zip(
+        (part[0] for part in brute_force(policy, stack)), table["weights"], strict=True
+    ):
+        known = {n: w for n, w in zip(table["sources"], row, strict=True) if w is not None}
+        means = [] if weights is None else weights[[1, 3]].mean(0).tolist()
+        assert known == approx({} if not known else dict(zip(names, means, strict=True)))
+        assert bool(known) == (names not in ([], ["stream"]))
+    assert (table["weights"][-1][0] is None) == isinstance(config, rr.DeltaAttnRes)
+    with pytest.raises(UserError, match="no class 'none'; there are even, odd"):
+        seen.table("none")
+
+
 def test_classes_may_come_from_the_token_ids():
     model = small_gpt(residual=rr.WAV(num_blocks=2), position="learned").eval()
     randomise(model.policy)

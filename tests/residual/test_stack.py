@@ -386,6 +386,7 @@ def test_two_processes_have_the_gradients_of_one():
     distances = {name: float(distance) for name, distance in said if name != "refused"}
     kinds = ("ddp", "fsdp", "fsdp, recomputed", "fsdp around it", "ddp, compiled")
     assert set(distances) == {f"{method} {kind}" for kind in kinds for method in ("WAV", "gated")}
-    assert max(distances.values()) < 1e-6
+    # relative to the largest gradient
+    assert max(distances.values()) < 1e-5
     [(_, why)] = [line for line in said if line[0] == "refused"]
     assert why.startswith("each process holds a share of the policy alone; fully_shard the stack")

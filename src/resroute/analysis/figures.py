@@ -88,7 +88,9 @@ def depth_image(maps: Sequence[tuple[str, DepthWeights]], kind: Format) -> bytes
 
         num_columns = min(3, len(maps))
         num_rows = math.ceil(len(maps) / num_columns)
-        height = min(1.7 + 0.085 * max(len(weights.sites) for _, weights in maps), 6.6)
+        sites = max(len(weights.sites) for _, weights in maps)
+        # the numbers beside the colours need some room, however few sites there are
+        height = min(max(1.7 + 0.085 * sites, 3.4), 6.6)
         figure = Figure(figsize=(0.7 + 4 * num_columns, height * num_rows), layout="constrained")
         panels = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
         for axes in panels[len(maps) :]:

@@ -64,8 +64,10 @@ def inspect(options: argparse.Namespace) -> None:
     print_files(files)
 
 
-def _what(names: list[str]) -> list[By]:
+def _what(names: list[str] | None) -> list[By] | None:
     """What is to be left out; nothing for `none`."""
+    if names is None:
+        return None
     if names == ["none"]:
         return []
     known: dict[str, By] = {name: name for name in BY}

@@ -289,7 +289,7 @@ def _inspect(group: Any) -> None:
     add("--data", type=name, metavar="WHAT", help="corpus or text file to look at (the run's own)")
     add("--windows", type=COUNT, metavar="N", help="of text (as many as have 4,096 tokens)")
     add(
-        "--without", type=several(name), default=["layer", "block", "source"], metavar="A,B",
+        "--without", type=several(name), metavar="A,B",
         help="leave out each layer, block, site, source, or none",
     )  # fmt: skip
     add("--prompt", metavar="TEXT", help="text to show token by token (of the first window)")

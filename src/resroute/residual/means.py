@@ -44,7 +44,8 @@ class Means:
         if not sources:
             return None
         if token_class is not None:
-            known = self._classes(policy.num_sites)
+            # not every site mixes: of Delta the readout does not
+            known = next((found for site in sites if (found := self._classes(site))), {})
             if token_class not in known:
                 raise UserError(f"no class {token_class!r}; there are {', '.join(known) or 'none'}")
             of_class = {site: self._classes(site).get(token_class, {}) for site in sites}

@@ -31,6 +31,19 @@ const walk = (name, steps) => {
   const plot = figure(name).querySelector(".plot");
   return steps.map((key) => { press(plot, key); return told(name); });
 };
+const middle = (one) => {
+  const box = one.getBoundingClientRect();
+  return [box.left + box.width / 2, box.top + box.height / 2];
+};
+// where marks of a colour stand, and the lines that mark places along an axis, with their texts
+const marks = (name, colour) =>
+  [...figure(name).querySelectorAll(`.plot path.mark.c${colour}`)].map(middle);
+const lines = (name, way) => {
+  const of = (css) => [...figure(name).querySelectorAll(`.plot ${css}`)];
+  const grid = of("path.grid").filter((one) => one.getAttribute("d").includes(way));
+  const texts = of(`text[text-anchor=${way === "V" ? "middle" : "end"}]`);
+  return grid.map((one, i) => [texts[i].textContent, middle(one)[way === "V" ? 0 : 1]]);
+};
 const seen = () => {
   const odd = document.querySelector("main").innerHTML.match(/NaN|Infinity|undefined/);
   found.odd ??= odd && odd[0];
@@ -112,14 +125,22 @@ const readers = {
 
     choose("measures", "Show", "size of updates");
     found.measures = walk("measures", ["ArrowRight", "ArrowRight"]);
+    found.layers = lines("measures", "V").map(([text]) => text);
     choose("measures", "Show", "update beside read");
     found.measures.push(...walk("measures", ["ArrowRight"]));
     choose("training", "Show", "loss");
     found.training = walk("training", ["ArrowRight", "ArrowRight"]);
+    found.steps_shown = lines("training", "V").map(([text]) => text);
 
     found.bases = walk("bases", ["ArrowRight", "ArrowLeft", "ArrowLeft"]);
     choose("bases", "Show", "block 10");
     found.bases.push(...walk("bases", ["ArrowRight"]));
+    found.vectors = lines("bases", "V");
+    found.shares = lines("bases", "H");
+    found.best = marks("bases", 0);
+    found.single = [...marks("bases", 4), ...marks("bases", 6)];
+    found.widths = [4, 0].map((colour) => figure("bases")
+      .querySelector(`.plot path.mark.c${colour}`).getBoundingClientRect().width);
 
     const table = document.querySelector("#bases table");
     const sorted = (column) => {

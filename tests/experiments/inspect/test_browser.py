@@ -286,6 +286,41 @@ def test_lines(one):
     ]
 
 
+def test_marks_stand_where_the_axes_say(one):
+    assert [text for text, _ in one["vectors"]] == ["1", "2", "3", "4"]
+    columns = [place for _, place in one["vectors"]]
+    shares = [(float(text), place) for text, place in one["shares"]]
+    (low, bottom), (high, top) = shares[0], shares[-1]
+    assert low == 0
+    assert top < bottom - 100
+
+    def stands(place, count, share):
+        y = bottom + (top - bottom) * share / high
+        # a triangle's middle is not half its height
+        return place == [
+            pytest.approx(columns[count - 1], abs=0.6), pytest.approx(y, abs=1.5),
+        ]  # fmt: skip
+
+    best = [0.1, 0.2, 0.3, 0.4 + 10 / 32]
+    assert len(one["best"]) == 4
+    for place, count, share in zip(one["best"], range(1, 5), best, strict=True):
+        assert stands(place, count, share)
+    # sets of vectors are one mark each, larger than those of lines
+    state, both = one["single"]
+    assert stands(state, 1, 0.05)
+    assert stands(both, 2, 0.091 + 0.1)
+    assert one["widths"][0] > 1.5 * one["widths"][1]
+
+
+def test_the_axis_of_layers_and_steps_has_whole_numbers_alone(one):
+    # half a layer has no place of its own
+    assert one["layers"] == ["0", "1"]
+    steps = [float(text) for text in one["steps_shown"]]
+    assert (steps[0], steps[-1]) == (10, 20)
+    assert len(steps) >= 3
+    assert all(step.is_integer() for step in steps)
+
+
 def test_tables_are_sorted_by_number(one):
     up, down, nothing, names = one["sorted"]
     assert up == [f"{9.1 + i:.1f} %" for i in range(11)]

@@ -4,12 +4,15 @@ import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
-from resroute.analysis.figures import PALETTE
+from resroute.analysis.figures import PALETTE, depth_image
 from resroute.experiments.importance import Ablation, Importance
+from resroute.experiments.inspect import figures
 from resroute.experiments.inspect.figures import images
+from resroute.residual.base import by_kind
 
-from .conftest import SITES, table_of
+from .conftest import SITES, site, table_of
 
 
 def words(svg):
@@ -62,6 +65,31 @@ def test_figures_say_what_they_show(drawn):
     assert {
         "WAV, mean of the blocks", "state + phase", "the best vectors (PCA)", "vectors",
     } <= set(said["bases"])  # fmt: skip
+
+
+def test_panels_of_kinds_share_their_scale(make_inspection):
+    weights = [{**one, "weights": {n: w / 4 for n, w in one["weights"].items()}} for one in SITES]
+    low = make_inspection([{**one, "kinds": by_kind(one["weights"])} for one in weights])
+    limits = []
+    for pairs in ([(low, "a"), (make_inspection(), "b")], [(low, "a")]):
+        for _, draw in figures._kind_panels(pairs):
+            axes = Figure().add_subplot()
+            draw(axes)
+            limits.append(axes.get_ylim())
+    # the largest weight, of the embedding at the first site, and a margin
+    assert limits[:4] == [(0, pytest.approx(1.04))] * 4
+    assert limits[4:] == [(0, pytest.approx(0.26))] * 2
+
+
+def test_a_map_of_few_sites_has_a_least_height():
+    def height(count):
+        sites = [site(i, f"{i} mlp", {"embedding": 1.0}) for i in range(count)]
+        image = depth_image([("a", figures._weights(table_of(sites)))], "svg")
+        return float(ElementTree.fromstring(image).attrib["height"].removesuffix("pt"))
+
+    # 3.4 inches up to twenty sites, 0.085 more for each, 6.6 at most
+    assert [height(n) for n in (1, 20)] == pytest.approx([244.8, 244.8], abs=0.1)
+    assert [height(n) for n in (40, 200)] == pytest.approx([367.2, 475.2], abs=0.1)
 
 
 def test_bars_have_the_colours_of_their_models(drawn):

@@ -54,8 +54,12 @@ def test_loss_by_hand_where_targets_do_not_count():
     ]
     assert len(losses) == 35
     assert found.loss == pytest.approx(math.fsum(losses) / 35, rel=1e-5)
-    # of all that is read, also where nothing is to be predicted
-    assert found.tokens == 40
+    # the second window ends with its last target
+    assert found.tokens == 35
+    # of what is read before that, also where nothing is to be predicted
+    targets = TARGETS.clone()
+    targets[3, 2:5] = -100
+    assert inspect_model(model, (INPUTS, targets), by=()).tokens == 35
 
 
 def test_tables_are_those_of_a_capture(looked, trained, cheap_corpus):
@@ -144,7 +148,7 @@ def test_a_frozen_model_has_no_gradients():
 
 def test_importance_of_what_was_asked_for_alone(looked):
     assert [one.by for one in looked["wav"].importance] == ["layer", "block", "source"]
-    assert [one.by for one in looked["pre"].importance] == ["layer", "block"]
+    assert [one.by for one in looked["pre"].importance] == ["layer"]
     model = model_of(rr.WAV(num_blocks=2)).eval()
     found = inspect_model(model, WINDOWS, by=("site", "block")).importance
     assert found == (importance(model, WINDOWS, "site"), importance(model, WINDOWS, "block"))
@@ -165,11 +169,12 @@ def test_what_a_method_without_sources_has(looked):
 def test_progress_tells_what_is_done_of_how_much():
     told = []
     model = model_of(rr.WAV(num_blocks=2))
+    # windows that are filled up come one by one
     inspect_model(
         model, WINDOWS, by=("block",), tokenizer=LETTERS, progress=lambda *parts: told.append(parts)
     )
     assert told == [
-        ("reads and updates", 0, 1),
+        *(("reads and updates", done, 5) for done in range(5)),
         ("gradients", 0, 1),
         ("the loss without each block", 0, 2),
         ("the loss without each block", 1, 2),
@@ -181,13 +186,100 @@ def test_the_prompt_is_the_start_of_the_first_window_unless_given():
     model = model_of(rr.BlockAttnRes(num_blocks=2), context=300)
     inputs = torch.arange(2 * 300).remainder(11).view(2, 300)
     found = inspect_model(model, (inputs, inputs.roll(-1, 1)), by=(), tokenizer=LETTERS)
-    text = "ab cd,e1f2" * 24
-    # 240 tokens, of which every eleventh ends a text and is not shown
-    assert "".join(found.prompt.tokens) == text[: 240 - 240 // 11]
+    # 240 tokens as they are, of which every eleventh ends a text
+    assert found.prompt.tokens == ((*"ab cd,e1f2", END_OF_TEXT) * 22)[:240]
+    with torch.no_grad():
+        chances = model(inputs[:1, :240])[0][0].log_softmax(-1)
+    for t in (10, 11, 239):
+        loss = -chances[t - 1, inputs[0, t]].item()
+        assert found.prompt.losses[t] == pytest.approx(loss, abs=1e-4)
     given = inspect_model(
         model, (inputs, inputs.roll(-1, 1)), by=(), tokenizer=LETTERS, prompt="bad"
     )
     assert given.prompt.tokens == ("b", "a", "d")
+
+
+def test_a_prompt_is_cut_at_the_length_of_a_window():
+    model = model_of(rr.BlockAttnRes(num_blocks=2))
+    found = inspect_model(model, WINDOWS, by=(), tokenizer=LETTERS, prompt="bad face fed")
+    assert found.prompt.tokens == tuple("bad face")
+    assert len(found.prompt.losses) == len(found.prompt.sites[3].weights) == 8
+
+
+def test_what_fills_windows_up_leaves_no_trace():
+    model = model_of(rr.WAV(num_blocks=2))
+    inputs, targets = INPUTS.clone(), TARGETS.clone()
+    # the first ends after five tokens, the third has nothing at all
+    targets[0, 5:] = -100
+    targets[2] = -100
+    plain = inspect_model(model, (inputs, targets), tokenizer=LETTERS)
+    assert (plain.windows, plain.tokens) == (5, 5 + 3 + 8 + 8)
+    assert plain.prompt.tokens == tuple("ab cd")
+    counts = [table["tokens"] for name, table in plain.tables.items() if name != "all tokens"]
+    assert sum(counts) == 24
+    other = inputs.clone()
+    other[targets < 0] = 9
+    assert (other != inputs).sum() > 10
+    found = inspect_model(model, (other, targets), tokenizer=LETTERS)
+    for field in ("tokens", "loss", "tables", "bases", "importance", "prompt"):
+        assert getattr(found, field) == getattr(plain, field)
+    for ours, theirs in zip(found.seen["sites"], plain.seen["sites"], strict=True):
+        for name in ("update_gradient", "read_gradient"):
+            expected = theirs[name]
+            assert ours[name] == (expected if expected is None else pytest.approx(expected))
+        assert (ours["update_rms"], ours["cosine"]) == (theirs["update_rms"], theirs["cosine"])
+    # numbers are those of a capture of the cut windows
+    with torch.no_grad(), rr.capture(model.eval()) as seen:
+        for row, length in ((0, 5), (1, 3), (3, 8), (4, 8)):
+            model(inputs[row : row + 1, :length])
+    assert plain.tables["all tokens"] == seen.table()
+
+
+@pytest.mark.parametrize(
+    "residual",
+    [
+        rr.DeltaAttnRes(), rr.DeltaAttnRes(num_blocks=2, gated=True), rr.FullAttnRes(),
+        rr.BlockAttnRes(num_blocks=2, gated=True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_methods_of_which_not_every_site_mixes(residual):
+    model = model_of(residual).eval()
+    found = inspect_model(model, WINDOWS, by=(), tokenizer=LETTERS)
+    counts = {name: one["tokens"] for name, one in found.tables.items() if name != "all tokens"}
+    assert list(counts) == [
+        "start of a word", "inside a word", "space", "digit", "punctuation", "end of text",
+    ]  # fmt: skip
+    assert sum(counts.values()) == found.tokens == 35
+    whole = found.tables["all tokens"]
+    is_delta = isinstance(residual, rr.DeltaAttnRes)
+    assert (set(whole["weights"][-1]) == {None}) == is_delta
+    assert found.prompt.sites[-1].name == ("3 mlp" if is_delta else "readout")
+    for i in range(1, 8):
+        for j, weight in enumerate(whole["weights"][i]):
+            parts = [found.tables[name]["weights"][i][j] for name in counts]
+            if weight is None:
+                assert set(parts) == {None}
+                continue
+            mean = math.fsum(n * w for n, w in zip(counts.values(), parts, strict=True)) / 35
+            assert mean == pytest.approx(weight, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("residual", "usual"),
+    [
+        (rr.WAV(num_blocks=2), ["layer", "block", "source"]),
+        (rr.FullAttnRes(), ["layer", "source"]),
+        (rr.DeltaAttnRes(), ["layer", "source"]),
+        (rr.DeltaAttnRes(num_blocks=2), ["layer", "block", "source"]),
+        (rr.PreNorm(), ["layer"]),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_unless_asked(residual, usual):
+    model = model_of(residual)
+    found = inspect_model(model, (INPUTS[:1], TARGETS[:1]))
+    assert [one.by for one in found.importance] == usual
 
 
 def test_mistakes_are_said_before_any_work(monkeypatch):
@@ -214,7 +306,8 @@ def test_a_model_of_someone_else():
     assert (found.step, found.seed, found.prompt, found.records) == (None, None, None, ())
     assert list(found.tables) == ["all tokens"]
     with torch.no_grad(), rr.capture(model) as seen:
-        model(INPUTS)
+        for row, wanted in zip(INPUTS, TARGETS, strict=True):
+            model(row[None, : int((wanted >= 0).sum())])
     assert found.tables["all tokens"] == seen.table()
     assert [one.by for one in found.importance] == ["layer", "block", "source"]
 
@@ -284,7 +377,11 @@ def test_a_model_that_diverged_has_gaps(where, rendered, data_of, tmp_path, monk
     assert run["measures"] != [] or where == "embedding"
     assert "loss nan" in text or "loss inf" in text
     weights = [weight for group in by_site_kind(found).values() for weight in group.values()]
-    assert (None in weights) == (where != "head")
+    readout = by_site_kind(found)["readout"]
+    own = [readout[kind] for kind in found.seen["sites"][-1]["kinds"]]
+    assert (None in own) == (where != "head")
+    # it has no running block, whatever is known
+    assert readout["running state"] is None
     assert all(weight is None or 0 <= weight <= 1 for weight in weights)
     kinds = next(part for part in summary(found) if not isinstance(part, str))
     assert "nan" not in [cell for column in kinds.columns for cell in column.cells]

@@ -71,7 +71,7 @@ def test_one_model_by_value(make_inspection, rendered):
         ["source", "all", "attention", "mlp", "readout"],
         ["embedding", "0.410", "0.750", "0.175", "0.200"],
         ["state", "0.300", "0.250", "0.100", "0.800"],
-        ["running state", "0.290", "0.000", "0.725", "0.000"],
+        ["running state", "0.290", "-", "0.725", "-"],
     ]
     assert cells(text, "bases") == [
         [
@@ -118,6 +118,8 @@ def test_texts_that_differ_are_noted(make_inspection, rendered):
         ({"loss": 2.0}, ["Block AttnRes (a run) 1", "Block AttnRes (a run) 2"]),
         # the first that tells them apart is enough
         ({"seed": 1, "step": 60, "name": "b"}, ["Block AttnRes, seed 0", "Block AttnRes, seed 1"]),
+        # a run's name says more than how long it was trained
+        ({"step": 60, "name": "b"}, ["Block AttnRes (a run)", "Block AttnRes (b)"]),
     ],
 )
 def test_labels_of_two_runs_differ(make_inspection, changes, labels):

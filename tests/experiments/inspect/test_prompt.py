@@ -54,7 +54,7 @@ METHODS = (
 @pytest.mark.parametrize("residual", METHODS, ids=str)
 def test_weights_are_those_of_a_stream_run_by_hand(residual):
     model = model_of(residual)
-    found = token_reads(model, LETTERS, TEXT, most=8)
+    found = token_reads(model, LETTERS, IDS.tolist())
     assert found.tokens == tuple(TEXT)
     names = [f"{site // 2} {('attention', 'mlp')[site % 2]}" for site in range(8)] + ["readout"]
     expected = weights_by_hand(model)
@@ -76,7 +76,7 @@ def test_weights_are_those_of_a_stream_run_by_hand(residual):
 
 def test_losses_are_those_of_each_token_given_those_before():
     model = model_of(rr.WAV(num_blocks=2))
-    found = token_reads(model, LETTERS, TEXT, most=8)
+    found = token_reads(model, LETTERS, IDS.tolist())
     assert found.losses[0] is None
     for t in range(1, 5):
         with torch.no_grad():
@@ -85,29 +85,32 @@ def test_losses_are_those_of_each_token_given_those_before():
     assert found.losses[2] != pytest.approx(found.losses[3], abs=0.01)
 
 
-def test_a_long_text_is_cut():
+def test_an_end_of_text_is_a_token_as_any_other():
     model = model_of(rr.BlockAttnRes(num_blocks=2))
-    found = token_reads(model, LETTERS, TEXT * 9, most=8)
-    assert found.tokens == tuple("badgebad")
-    assert len(found.losses) == len(found.sites[3].weights) == 8
-    assert token_reads(model, LETTERS, TEXT, most=3).tokens == tuple("bad")
+    found = token_reads(model, LETTERS, [1, 0, 10, 3])
+    assert found.tokens == ("b", "a", END_OF_TEXT, "d")
+    assert len(found.losses) == len(found.sites[3].weights) == 4
+    with torch.no_grad():
+        chances = model(torch.tensor([[1, 0, 10]]))[0][0].log_softmax(-1)
+    assert found.losses[2] == pytest.approx(-chances[1, 10].item(), abs=1e-4)
+    assert found.losses[3] == pytest.approx(-chances[2, 3].item(), abs=1e-4)
 
 
 def test_an_empty_text_is_the_start_of_a_document():
     model = model_of(rr.BlockAttnRes(num_blocks=2))
-    found = token_reads(model, LETTERS, "", most=8)
+    found = token_reads(model, LETTERS, shown_ids(LETTERS, ""))
     assert (found.tokens, found.losses) == ((END_OF_TEXT,), (None,))
     assert found.sites[1].weights[0] != (0.5, 0.5)
 
 
 def test_texts_that_cannot_be_read():
-    model = model_of(rr.BlockAttnRes(num_blocks=2))
+    assert shown_ids(LETTERS, TEXT) == IDS.tolist()
     with pytest.raises(UserError, match=r"outside the vocabulary: 'Q', '!'; .* line 1, column 4"):
-        token_reads(model, LETTERS, "badQ!", most=8)
+        shown_ids(LETTERS, "badQ!")
     forgiving = CharTokenizer(tuple("abcdefghij"), unknown="skip")
-    assert token_reads(model, forgiving, "Q-bad!", most=8).tokens == tuple("bad")
+    assert shown_ids(forgiving, "Q-bad!") == [1, 0, 3]
     with pytest.raises(UserError, match="has none of the prompt's characters"):
-        token_reads(model, forgiving, "Q!", most=8)
+        shown_ids(forgiving, "Q!")
     assert shown_ids(forgiving, "") == [0]
 
 
@@ -165,7 +168,7 @@ def test_depths_of_layers_with_one_and_three_sublayers():
 
 def test_a_model_of_three_sublayers_a_layer():
     model = Other(rr.BlockAttnRes(num_blocks=2), ("a", "b", "c")).eval()
-    found = token_reads(model, LETTERS, TEXT, most=8)
+    found = token_reads(model, LETTERS, IDS.tolist())
     assert [site.name for site in found.sites] == [
         "0 a", "0 b", "0 c", "1 a", "1 b", "1 c", "readout",
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 import resroute as rr
 from resroute.config import UserError
 from resroute.data import END_OF_TEXT, evaluation_windows, prepare_text
-from resroute.experiments.inspect import inspect_run
+from resroute.experiments.inspect import inspect_run, run
 from resroute.experiments.inspect.run import LEAST_WINDOWS, USUAL_TOKENS
 from resroute.training.checkpoint import note_evaluation
 
@@ -172,6 +172,69 @@ def test_a_text_is_read_with_the_models_vocabulary(trained, tmp_path):
     with pytest.raises(UserError, match="32 tokens, too few for a window of context 32") as refused:
         seen(trained / "wav", data=str(tmp_path / "a text.txt"))
     assert "\nname a longer text" in str(refused.value)
+
+
+def test_the_line_break_that_ends_a_text_may_be_unknown(trained, tmp_path):
+    text = "Mia saw Tom. " * 5
+    place = tmp_path / "text.txt"
+    _, tokenizer, _ = rr.load(trained / "wav")
+    assert "\n" not in tokenizer.symbols
+    for end in ("", "\n", "\r\n"):
+        place.write_text(text[: CONTEXT + 1] + end, newline="")
+        found = seen(trained / "wav", data=str(place))
+        assert (found.windows, found.tokens) == (1, CONTEXT)
+        assert "".join(found.prompt.tokens) == text[:CONTEXT]
+    # one that is not the last is named as any other character
+    for odd in (f"{text}\n{text}", f"{text}\n\n"):
+        place.write_text(odd)
+        with pytest.raises(UserError, match=r"outside the vocabulary: '\\n'"):
+            seen(trained / "wav", data=str(place))
+
+
+def test_a_checkpoint_that_is_dropped_while_it_is_read(copied, monkeypatch):
+    folder = copied / "checkpoints"
+    newest = folder / "step_000012"
+    aside = newest.rename(copied / "aside")
+    read, calls = run._loaded, []
+
+    def pruned(path, **options):
+        calls.append(path.name)
+        if len(calls) == 1:
+            # as a run in training does it: a newer one, then the oldest goes
+            aside.rename(newest)
+            shutil.rmtree(path)
+        return read(path, **options)
+
+    monkeypatch.setattr(run, "_loaded", pruned)
+    found = seen(copied)
+    assert calls[:2] == ["step_000008", "step_000012"]
+    assert (found.step, list(found.past)) == (12, [4])
+    # without a newer one it is said
+    with (newest / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    calls.append("not the first")
+    with pytest.raises(UserError, match="damaged"):
+        seen(copied)
+
+
+def test_a_run_of_delta_whose_readout_mixes_nothing(cheap_corpus, tmp_path):
+    model = rr.GPTConfig(
+        vocab_size=cheap_corpus.tokenizer.vocab_size, context=CONTEXT, num_layers=2, num_heads=2,
+        dim=16, residual=rr.DeltaAttnRes(),
+    )  # fmt: skip
+    rr.train(
+        rr.TrainConfig(
+            model=model, data=str(cheap_corpus.path), out=str(tmp_path / "delta"), steps=2,
+            batch_size=2, warmup_steps=1, precision="float32", device="cpu", peak_flops=1e11,
+        )
+    )  # fmt: skip
+    found = inspect_run(tmp_path / "delta", windows=2)
+    assert [one.by for one in found.importance] == ["layer", "source"]
+    counts = [table["tokens"] for name, table in found.tables.items() if name != "all tokens"]
+    assert len(counts) >= 4
+    assert sum(counts) == found.tokens == 2 * CONTEXT
+    assert set(found.tables["space"]["weights"][-1]) == {None}
+    assert found.prompt.sites[-1].name == "1 mlp"
 
 
 @pytest.mark.parametrize("kept", range(1, len(END_OF_TEXT) + 1))

@@ -36,9 +36,10 @@ def test_mean_weight_by_kind_of_site(make_inspection):
     # those of finished blocks first
     assert list(found["all"]) == ["embedding", "state", "running state"]
     assert list(found["all"].values()) == approx([2.05 / 5, 1.5 / 5, 1.45 / 5])
-    assert list(found["attention"].values()) == approx([0.75, 0.25, 0.0])
+    assert list(found["attention"].values()) == approx([0.75, 0.25, None])
     assert list(found["mlp"].values()) == approx([0.175, 0.1, 0.725])
-    assert list(found["readout"].values()) == approx([0.2, 0.8, 0.0])
+    # no read of these has a running block
+    assert list(found["readout"].values()) == approx([0.2, 0.8, None])
 
 
 def test_sites_that_mix_nothing_do_not_count(make_inspection):
@@ -60,7 +61,7 @@ def test_weights_that_are_not_known_are_gaps(make_inspection):
     }
     sites = (*SITES[:4], lost)
     found = by_site_kind(make_inspection(sites))
-    assert found["readout"] == {"embedding": None, "state": 0.0, "running state": 0.0}
+    assert found["readout"] == {"embedding": None, "state": None, "running state": None}
     assert found["all"]["embedding"] == pytest.approx(1.85 / 4)
     assert by_kind(table_of(sites))["embedding"][4] is None
 
@@ -82,6 +83,19 @@ def test_measures_are_what_is_known(make_inspection):
     assert found["gate"].values == (None, None, 0.25, None, None)
     assert found["coefficient of updates"].values == (None, None, 0.5, None, None)
     assert found["gradient at updates"].values == (None, None, 0.125, None, None)
+
+
+def test_what_a_site_adds_is_its_update_times_the_coefficient(make_inspection):
+    sites = [
+        site(0, "0 attention", {}, update_rms=3.0, read_rms=2.0, coefficient=0.5),
+        site(1, "0 mlp", {}, update_rms=3.0, read_rms=2.0, coefficient=0.0),
+        site(2, "1 attention", {}, update_rms=3.0, read_rms=2.0),
+        site(3, "1 mlp", {}, read_rms=2.0, coefficient=0.5), site(4, "readout", {}, read_rms=1.0),
+    ]  # fmt: skip
+    found = {one.name: one.values for one in measures(make_inspection(sites))}
+    assert found["update beside read"] == (0.75, 0.0, 1.5, None, None)
+    # which is before the coefficient
+    assert found["size of updates"] == (3.0, 3.0, 3.0, None, None)
 
 
 def routing(step, **fields):
@@ -181,6 +195,20 @@ def test_bases_of_blocks_and_their_mean(make_inspection):
     assert bases_of(make_inspection(bases={"blocks": []})) == []
 
 
+@pytest.mark.parametrize(
+    ("blocks", "word"),
+    [([], "part"), ([[0, 1], [1, 2], [2, 3], [3, 4]], "part"), ([[0, 1], [1, 4]], "block")],
+)
+def test_depth_is_parted_where_a_method_has_no_blocks(make_inspection, blocks, word):
+    seen = {**make_inspection().seen, "blocks": blocks}
+    found = make_inspection(seen=seen)
+    names = [f"mean of the {word}s", f"{word} 0", f"{word} 1"]
+    assert [one.name for one in bases_of(found)] == names
+    assert (
+        f"Share of the energy of updates (mean of the {word}s) that lies in" in shown(found)[0][1]
+    )
+
+
 def shown(inspection):
     """A summary as lines, and its tables as columns of cells."""
     parts = list(summary(inspection))
@@ -191,30 +219,47 @@ def shown(inspection):
 
 def test_a_summary_by_value(make_inspection):
     items = [
-        Ablation(name=f"layer {i}", sites=(i,), change=change, error=None, mass=None)
-        for i, change in enumerate([0.5, -0.25, 0.125, 0.75])
+        Ablation(name=f"layer {i}", sites=(i,), change=change, error=error, mass=None)
+        for i, (change, error) in enumerate(
+            [(0.5, None), (-0.25, 0.00119), (0.125, None), (0.75, 0.0625)]
+        )
     ]
     needs = Importance(by="layer", loss=2.5, windows=1, tokens=32, items=tuple(items))
     texts, (kinds, depth) = shown(make_inspection(importance=(needs,)))
     assert texts == [
         "Health: no findings",
-        "Without each layer the loss of 2.5000 grows most for layer 3 +0.7500, layer 0 +0.5000, "
-        "layer 2 +0.1250",
-        "Of the energy of a block's updates (mean of the blocks) lies in state 40.0 % (the best 1 "
+        "Growth of the loss without each layer: layer 3 +0.7500 \u00b1 0.0625, layer 0 +0.5000, "
+        "layer 2 +0.1250, layer 1 -0.2500 \u00b1 0.0012",
+        "Share of the energy of updates (mean of the blocks) that lies in state 40.0 % (the best 1 "
         "of 4: 50.0 %), state + phase 80.0 % (the best 2 of 4: 87.5 %)",
         "One more vector than in use would add at most 3.0 %",
     ]
     assert kinds == [
         ["embedding", "state", "running state"], ["0.410", "0.300", "0.290"],
-        ["0.750", "0.250", "0.000"], ["0.175", "0.100", "0.725"], ["0.200", "0.800", "0.000"],
+        ["0.750", "0.250", "-"], ["0.175", "0.100", "0.725"], ["0.200", "0.800", "-"],
     ]  # fmt: skip
     assert depth == [["0", "1"], ["-", "-"], ["2", "0.5"], ["1", "4"], ["-", "-"]]
 
 
-def test_a_summary_of_many_items_and_of_no_sources(make_inspection):
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (
+            8,
+            "layer 7 +0.8750, layer 6 +0.7500, layer 5 +0.6250, layer 4 +0.5000, layer 3 +0.3750, "
+            "layer 2 +0.2500, layer 1 +0.1250, layer 0 +0.0000",
+        ),
+        (
+            9,
+            "layer 8 +1.0000, layer 7 +0.8750, layer 6 +0.7500, .., layer 2 +0.2500, "
+            "layer 1 +0.1250, layer 0 +0.0000",
+        ),
+    ],
+)
+def test_a_summary_of_many_items_and_of_no_sources(make_inspection, count, told):
     items = [
         Ablation(name=f"layer {i}", sites=(i,), change=i / 8, error=None, mass=None)
-        for i in range(7)
+        for i in range(count)
     ]
     needs = Importance(by="layer", loss=2.5, windows=1, tokens=32, items=tuple(items))
     sites = [site(i, f"{i} mlp", {}, update_rms=1.0 + i) for i in range(7)]
@@ -224,9 +269,37 @@ def test_a_summary_of_many_items_and_of_no_sources(make_inspection):
             bases={"blocks": []},
         )
     )  # fmt: skip
-    assert texts[1:] == [
-        "Without each layer the loss of 2.5000 grows most for layer 6 +0.7500, layer 5 +0.6250, "
-        "layer 4 +0.5000; least for layer 2 +0.2500, layer 1 +0.1250, layer 0 +0.0000"
-    ]
+    assert texts[1:] == [f"Growth of the loss without each layer: {told}"]
     # six parts at most, of two layers each; methods without sources have no number of them
     assert depth[:2] == [["0 to 1", "2 to 3", "4 to 5", "6"], ["1.5", "3.5", "5.5", "7"]]
+
+
+def heads(inspection):
+    """Names of the columns of a summary's tables."""
+    return [
+        [str(column.header) for column in part.columns]
+        for part in summary(inspection)
+        if not isinstance(part, str)
+    ]
+
+
+def test_a_summary_tells_gates_and_coefficients_where_there_are_some(make_inspection):
+    assert heads(make_inspection()) == [
+        ["mean weight on", "all", "attention", "mlp", "readout"],
+        ["layers", "effective sources", "update RMS", "read RMS", "update gradient (L2)"],
+    ]
+    gated = [{**SITES[0], "effective_sources": 1.0}, {**SITES[1], "gate": 0.25}, *SITES[2:]]
+    gated[3] = {**gated[3], "gate": 0.5}
+    kinds, depth = heads(make_inspection(gated))
+    assert kinds[0] == "mean weight, behind the gates, on"
+    assert depth[1:4] == ["effective sources", "gate", "update RMS"]
+    # the mean of those that have one
+    assert shown(make_inspection(gated))[1][1][1:3] == [["1", "-"], ["0.25", "0.5"]]
+    scaled = [
+        site(0, "0 attention", {}, coefficient=0.5, update_rms=2.0),
+        site(1, "0 mlp", {}, coefficient=0.25), site(2, "1 attention", {}, coefficient=0.125),
+        site(3, "1 mlp", {}), site(4, "readout", {}),
+    ]  # fmt: skip
+    (depth,) = heads(make_inspection(scaled))
+    assert depth == ["layers", "coefficient", "update RMS", "read RMS", "update gradient (L2)"]
+    assert shown(make_inspection(scaled))[1][0][1:3] == [["0.375", "0.125"], ["2", "-"]]

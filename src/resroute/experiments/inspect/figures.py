@@ -134,6 +134,7 @@ def _line(
 def _kind_panels(pairs: Pairs) -> list[Panel]:
     """A panel for each model and kind of site: weight on kinds of sources over depth."""
     panels: list[Panel] = []
+    top = _top(pairs)
     for one, label in pairs:
         if not one.tables:
             continue
@@ -152,10 +153,22 @@ def _kind_panels(pairs: Pairs) -> list[Panel]:
                         _line(axes, depths, found, name, _look(name, i))
                 axes.set_xlabel("layer")
                 axes.set_ylabel("weight")
-                axes.set_ylim(bottom=0)
+                axes.set_ylim(0, 1.04 * top)
 
             panels.append((f"{label}, {kind} sites" if len(pairs) > 1 else f"{kind} sites", draw))
     return panels
+
+
+def _top(pairs: Pairs) -> float:
+    """The largest weight on a kind of source, so that all panels have one scale."""
+    values = (
+        value
+        for one, _ in pairs
+        if one.tables
+        for row in by_kind(one.tables["all tokens"]).values()
+        for value in row
+    )
+    return max((value for value in values if value is not None), default=1.0)
 
 
 def _measure_panels(pairs: Pairs) -> list[Panel]:
@@ -269,7 +282,7 @@ def _bars(axes: "Axes", having: Sequence[tuple[int, str, Importance]], count: in
         step *= 2
     axes.set_xticks(range(0, len(names), step), labels=names[::step], rotation=90, fontsize=8)
     axes.set_xlim(-0.6, len(names) - 0.4)
-    axes.set_ylabel("growth of the loss, nats")
+    axes.set_ylabel("growth of the loss, nats\n(logarithmic beyond 0.02)")
     axes.grid(visible=False, axis="x")
 
 

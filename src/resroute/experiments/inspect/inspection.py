@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from resroute.config import UserError
 from resroute.core import compute_dtype
 from resroute.data import IGNORED_TARGET, Tokenizer
-from resroute.experiments.importance import By, Importance, importance, logits_of
+from resroute.experiments.importance import By, Importance, importance, logits_of, parts_of
 from resroute.experiments.inspect.classes import CLASSES, token_classes
 from resroute.experiments.inspect.prompt import TokenReads, shown_ids, token_reads
-from resroute.residual import Finding, capture, health, trajectory
+from resroute.residual import Finding, Policy, capture, health, trajectory
 from resroute.residual.base import STREAM, policy_of
 from resroute.residual.capture import Capture
 from resroute.residual.trajectory import Trajectory
@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 _BATCH_TOKENS = 2048
 # windows of a look at gradients
 _FEW = 4
-# characters of a window that are shown token by token
+# tokens of a window that are shown one by one
 _MOST_SHOWN = 240
 
 Table = dict[str, Any]
@@ -78,7 +78,7 @@ def inspect_model(
     step: int | None = None,
     seed: int | None = None,
     tokenizer: Tokenizer | None = None,
-    by: Sequence[By] = ("layer", "block", "source"),
+    by: Sequence[By] | None = None,
     prompt: str | None = None,
     past: Mapping[int, Table] | None = None,
     records: Sequence[Mapping[str, Any]] = (),
@@ -100,7 +100,7 @@ def inspect_model(
         seed: Of its training.
         tokenizer: The model's, for classes of tokens and a text token by token.
         by: What is left out in turn to see what the loss needs; sources only of methods that have
-            some.
+            some. By default layers, sources, and blocks of methods that have them.
         prompt: A text to show token by token; the start of the first window unless given.
         past: Depth weights at earlier steps, as `Capture.table` gives them.
         records: Lines of the run's metrics.jsonl.
@@ -122,8 +122,9 @@ def inspect_model(
         routes = policy.source_names() != (STREAM,)
         if tokenizer is not None and routes and math.isfinite(values["loss"]):
             tell("tokens", 0, 1)
-            text = _opening(tokenizer, windows[0][0]) if prompt is None else prompt
-            reads = token_reads(model, tokenizer, text, most=windows[0].shape[1])
+            shown = next(parts_of(*windows, 1))[0][0, :_MOST_SHOWN].tolist()
+            ids = shown if prompt is None else shown_ids(tokenizer, prompt)
+            reads = token_reads(model, tokenizer, ids[: windows[0].shape[1]])
     finally:
         for module, was_training in modes.items():
             module.training = was_training
@@ -156,14 +157,14 @@ def _looked(
     model: nn.Module,
     windows: Windows,
     tokenizer: Tokenizer | None,
-    by: Sequence[By],
+    by: Sequence[By] | None,
     tell: Progress,
 ) -> tuple[Capture, dict[str, Any]]:
     """What a capture saw, and the fields of an inspection that the model alone gives."""
     inputs, targets = windows
     device = next(model.parameters()).device
     rows = max(1, _BATCH_TOKENS // inputs.shape[1])
-    parts = list(zip(inputs.split(rows), targets.split(rows), strict=True))
+    parts = list(parts_of(inputs, targets, rows))
     classes = None if tokenizer is None else token_classes(tokenizer)
     total, counted = 0.0, 0
     with (
@@ -180,7 +181,8 @@ def _looked(
     _add_gradients(model, (inputs[:_FEW], targets[:_FEW]), result)
     routes = policy_of(model).source_names() != (STREAM,)
     measured = []
-    for one in by if math.isfinite(total) else ():
+    wanted_by = _usual(policy_of(model)) if by is None else by
+    for one in wanted_by if math.isfinite(total) else ():
         if one == "source" and not routes:
             continue
 
@@ -190,13 +192,19 @@ def _looked(
         measured.append(importance(model, windows, one, batch=rows, progress=count))
     return seen, {
         "windows": len(inputs),
-        "tokens": inputs.numel(),
+        "tokens": seen.tokens,
         "loss": total / counted,
         "seen": result,
         "tables": _tables(seen),
         "bases": _bases(moved),
         "importance": tuple(measured),
     }
+
+
+def _usual(policy: Policy[Any]) -> Sequence[By]:
+    blocks: list[range] = getattr(policy, "blocks", [])
+    has_blocks = any(len(block) > 1 for block in blocks)
+    return ("layer", "block", "source") if has_blocks else ("layer", "source")
 
 
 def _tables(seen: Capture) -> dict[str, Table]:
@@ -223,6 +231,7 @@ def _bases(moved: Trajectory) -> dict[str, Any]:
 def _add_gradients(model: nn.Module, windows: Windows, result: dict[str, Any]) -> None:
     """Put gradient norms of one backward pass into what a capture gave without any."""
     device = next(model.parameters()).device
+    # what fills windows up has no gradient: nothing that counts comes after it
     inputs, targets = (part.to(device) for part in windows)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with capture(model) as seen, torch.enable_grad():
@@ -244,9 +253,3 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         ignore_index=IGNORED_TARGET,
         reduction="sum",
     )
-
-
-def _opening(tokenizer: Tokenizer, ids: Tensor) -> str:
-    """The start of a window as a text."""
-    shown = ids[:_MOST_SHOWN].tolist()
-    return tokenizer.decode([i for i in shown if i != tokenizer.end_of_text])

@@ -49,7 +49,7 @@ function lineFigure(figure, spec, state, build) {
         });
     const every = Math.ceil(shown.length / 16);
     shown.forEach((i, k) => {
-      if (shown.length === 1) mark(area, line.look, ...at(i)).classList.add("alone");
+      if (shown.length === 1) mark(area, line.look, ...at(i), "mark", 1.7);
       else if (k % every === 0 || k === shown.length - 1) mark(area, line.look, ...at(i));
       walk.points.push({ line, i, at: at(i) });
     });
@@ -68,7 +68,9 @@ function lineFigure(figure, spec, state, build) {
     const x = [Math.min(...xs), Math.max(...xs)];
     if (x[0] === x[1]) { x[0] -= 0.5; x[1] += 0.5; }
     const logs = { x: false, y: Boolean(state.logY && values.length) };
-    const drawn = frame(plot, chart, { x, y }, logs, chart.places);
+    // no marks between layers, or steps
+    const whole = ticks(x, false, plot.clientWidth / 62).filter((at) => Number.isInteger(at));
+    const drawn = frame(plot, chart, { x, y }, logs, chart.places || whole);
     walk.begin(drawn.area);
     for (const line of lines) drawLine(drawn.area, line, drawn.x, drawn.y);
     legend(keys, chart.lines, hidden, draw);

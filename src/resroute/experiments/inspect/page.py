@@ -5,7 +5,7 @@ from html import escape
 
 from resroute.experiments.inspect.data import script_data
 from resroute.experiments.inspect.inspection import Inspection
-from resroute.experiments.inspect.views import bases_of, by_site_kind, weight_cell
+from resroute.experiments.inspect.views import bases_of, by_site_kind, has_blocks, weight_cell
 from resroute.experiments.page.html import document, figure, paragraph, plain_table, section
 
 HEADINGS = {
@@ -18,8 +18,8 @@ HEADINGS = {
 }
 """Figures of which there are files, and the headings of their sections."""
 _MAP = (
-    "Share of each source in what a site reads, mean over tokens. Sources of finished blocks, then "
-    "those of the running block."
+    "A row a site (a sublayer's place in depth), a column a source: the share of the source in "
+    "what the site reads, mean over tokens. Sources of finished blocks, then of the running one."
 )
 _PROMPT = (
     "Where each token is read from. The embedding lies at depth 0, the last layer's update at the "
@@ -67,14 +67,14 @@ def run_labels(inspections: Sequence[Inspection]) -> list[str]:
         lambda one: one.label,
         lambda one: f"{one.label}, {one.num_layers} layers",
         lambda one: f"{one.label}, seed {one.seed}",
-        lambda one: f"{one.label}, step {one.step}",
         lambda one: f"{one.label} ({one.name})",
+        lambda one: f"{one.label}, step {one.step}",
     )
     for way in ways:
         labels = [way(one) for one in inspections]
         if len(set(labels)) == len(labels):
             return labels
-    return [f"{label} {number}" for number, label in enumerate(labels, start=1)]
+    return [f"{one.label} ({one.name}) {n}" for n, one in enumerate(inspections, start=1)]
 
 
 def setup_line(one: Inspection) -> str:
@@ -140,7 +140,10 @@ def _kinds(inspections: Sequence[Inspection], labels: Sequence[str]) -> Iterator
             [kind, *(weight_cell(group[kind]) for group in groups.values())]
             for kind in groups["all"]
         ]
-        caption = "Mean weight on each kind of source, by kind of site."
+        caption = (
+            "Mean weight on each kind of source, by kind of site. A source that a site does not "
+            "have counts as zero: the first site, say, can read the embedding alone."
+        )
         yield paragraph(f"{label}. {caption}" if len(inspections) > 1 else caption)
         yield plain_table("What sites read", ["source", *groups], rows)
 
@@ -185,6 +188,13 @@ def _third(inspections: Sequence[Inspection], labels: Sequence[str]) -> Iterator
             yield paragraph(f"{label}.")
         yield plain_table(
             "What the bases hold",
-            ["block", "updates", held, "best as many", "one more adds", "one more of signs adds"],
+            [
+                "block" if has_blocks(one) else "part",
+                "updates",
+                held,
+                "best as many",
+                "one more adds",
+                "one more of signs adds",
+            ],
             rows,
         )

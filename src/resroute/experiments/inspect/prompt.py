@@ -56,19 +56,14 @@ def shown_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @torch.no_grad()
-def token_reads(model: nn.Module, tokenizer: Tokenizer, text: str, *, most: int) -> TokenReads:
+def token_reads(model: nn.Module, tokenizer: Tokenizer, ids: list[int]) -> TokenReads:
     """Run a text through a model and keep the depth weights of each token.
 
     Args:
         model: In evaluation mode; as `inspect_model` takes it.
         tokenizer: The model's.
-        text: What comes after `most` tokens is left out.
-        most: Tokens.
-
-    Raises:
-        UserError: See `shown_ids`.
+        ids: The text's tokens, at least one, and no more than the context holds.
     """
-    ids = shown_ids(tokenizer, text)[:most]
     rows = torch.tensor([ids], device=next(model.parameters()).device)
     with capture(model, keep_tokens=True) as seen:
         logits = logits_of(model, rows)[0].float()

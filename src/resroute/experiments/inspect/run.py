@@ -38,7 +38,7 @@ def inspect_run(
     *,
     data: str | None = None,
     windows: int | None = None,
-    by: Sequence[By] = ("layer", "block", "source"),
+    by: Sequence[By] | None = None,
     prompt: str | None = None,
     best: bool = False,
     ema: bool = False,
@@ -51,9 +51,8 @@ def inspect_run(
         path: A run folder, or a checkpoint in it.
         data: A corpus or text file; the run's own unless given. Its validation split is used.
         windows: How many; by default as many as have 4,096 tokens, and at least 4.
-        by: What is left out in turn to see what the loss needs; sources only of methods that have
-            some.
-        prompt: A text to show token by token; the first window's unless given.
+        by: What is left out in turn to see what the loss needs; see `inspect_model`.
+        prompt: A text to show token by token; the first window's start unless given.
         best: Take the weights of least validation loss.
         ema: Take the averaged weights.
         device: Where to compute.
@@ -64,12 +63,20 @@ def inspect_run(
             know.
     """
     folder = checkpoint_folder(Path(path), best=best)
+    try:
+        model, tokenizer, config = _loaded(folder, ema=ema)
+    except UserError:
+        # a run that is still in training may have written a newer one and dropped this
+        newer = checkpoint_folder(Path(path), best=best)
+        if newer == folder:
+            raise
+        folder = newer
+        model, tokenizer, config = _loaded(folder, ema=ema)
     if folder.parent.name != "checkpoints":
         # one may stand in the folder, or name it by a link
         place = folder.resolve()
         folder = place if place.parent.name == "checkpoints" else folder
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
-    model, tokenizer, config = _loaded(folder, ema=ema)
     context = config.model.context
     if prompt is not None:
         # what cannot be read is said before minutes of work
@@ -156,6 +163,15 @@ def _windows_of(source: str, tokenizer: Tokenizer, context: int, count: int) -> 
     return corpus.name, (found.inputs, found.targets)
 
 
+def _readable(tokenizer: Tokenizer, text: str) -> str:
+    """A text without the line break that ends it, where the vocabulary has none."""
+    try:
+        tokenizer.encode("\n")
+    except UserError:
+        return text.removesuffix("\n").removesuffix("\r")
+    return text
+
+
 def _windows_of_text(path: Path, tokenizer: Tokenizer, context: int, count: int) -> Windows:
     """Windows from the start of a text, one after the other."""
     try:
@@ -166,7 +182,7 @@ def _windows_of_text(path: Path, tokenizer: Tokenizer, context: int, count: int)
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise UserError(f"{path}: cannot be read as text ({reason})") from None
     try:
-        ids = torch.tensor([int(i) for i in tokenizer.encode(text)])
+        ids = torch.tensor([int(i) for i in tokenizer.encode(_readable(tokenizer, text))])
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     rows = min(count, (len(ids) - 1) // context)

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from resroute.experiments.importance import Ablation
 from resroute.experiments.inspect.inspection import Inspection
 from resroute.experiments.inspect.views import bases_of, by_site_kind, weight_cell
 
@@ -35,7 +36,8 @@ def _health(inspection: Inspection) -> Iterator[str]:
 
 def _kinds(inspection: Inspection) -> "Table":
     groups = by_site_kind(inspection)
-    table = _table("mean weight on", *groups)
+    is_gated = any(site["gate"] is not None for site in inspection.seen["sites"])
+    table = _table("mean weight, behind the gates, on" if is_gated else "mean weight on", *groups)
     for kind in groups["all"]:
         table.add_row(kind, *(weight_cell(group[kind]) for group in groups.values()))
     return table
@@ -47,12 +49,14 @@ def _depth(inspection: Inspection) -> "Table":
     layers = inspection.num_layers
     size = math.ceil(layers / min(_PARTS, layers))
     routes = bool(inspection.tables)
-    heads = ["effective sources"] if routes else []
-    table = _table("layers", *heads, "update RMS", "read RMS", "update gradient")
+    # behind closed gates, and small coefficients, the rest says little
+    scales = [key for key in ("gate", "coefficient") if any(s[key] is not None for s in sites)]
+    heads = [*(["effective sources"] if routes else []), *scales]
+    table = _table("layers", *heads, "update RMS", "read RMS", "update gradient (L2)")
     for first in range(0, layers, size):
         last = min(first + size, layers) - 1
         part = [site for site in sites if first <= site["layer"] <= last]
-        keys = [*(["effective_sources"] if routes else []), "update_rms", "read_rms"]
+        keys = [*(["effective_sources"] if routes else []), *scales, "update_rms", "read_rms"]
         cells = [_mean([site[key] for site in part]) for key in (*keys, "update_gradient")]
         name = str(first) if first == last else f"{first} to {last}"
         table.add_row(name, *cells)
@@ -62,12 +66,15 @@ def _depth(inspection: Inspection) -> "Table":
 def _needs(inspection: Inspection) -> Iterator[str]:
     for found in inspection.importance:
         ordered = sorted(found.items, key=lambda item: -item.change)
-        most = ", ".join(f"{item.name} {item.change:+.4f}" for item in ordered[:_FEW])
-        line = f"Without each {found.by} the loss of {found.loss:.4f} grows most for {most}"
-        if len(ordered) > 2 * _FEW:
-            least = ", ".join(f"{item.name} {item.change:+.4f}" for item in ordered[-_FEW:])
-            line += f"; least for {least}"
-        yield line
+        shown = [_change(item) for item in ordered]
+        if len(shown) > 2 * _FEW + 2:
+            shown = [*shown[:_FEW], "..", *shown[-_FEW:]]
+        yield f"Growth of the loss without each {found.by}: {', '.join(shown)}"
+
+
+def _change(item: Ablation) -> str:
+    error = "" if item.error is None else f" \N{PLUS-MINUS SIGN} {item.error:.4f}"
+    return f"{item.name} {item.change:+.4f}{error}"
 
 
 def _bases(inspection: Inspection) -> Iterator[str]:
@@ -81,7 +88,7 @@ def _bases(inspection: Inspection) -> Iterator[str]:
         for one in block.sets
         if one.count <= block.size
     )
-    yield f"Of the energy of a block's updates ({block.name}) lies in {held}"
+    yield f"Share of the energy of updates ({block.name}) that lies in {held}"
     thirds = [found["third"]["best"] for found in inspection.bases["blocks"]]
     added = [best["share"] for best in thirds if best is not None]
     if added:

@@ -75,7 +75,8 @@ def by_site_kind(inspection: Inspection) -> dict[str, dict[str, float | None]]:
 
     Returns:
         By `all`, the kinds of sites, and `readout`, those that mix at all; then by kind of source.
-        A source that a site does not have counts as zero; None where no weight is known.
+        A source that a site does not have counts as zero; None where none of the sites has it, or
+        no weight is known.
     """
     sites = [site for site in inspection.seen["sites"] if site["weights"]]
     groups = {"all": sites}
@@ -87,7 +88,10 @@ def by_site_kind(inspection: Inspection) -> dict[str, dict[str, float | None]]:
     every.sort(key=lambda kind: kind.startswith("running"))
     return {
         name: {
-            kind: _mean_of_known(site["kinds"].get(kind, 0.0) for site in group) for kind in every
+            kind: _mean_of_known(site["kinds"].get(kind, 0.0) for site in group)
+            if any(kind in site["kinds"] for site in group)
+            else None
+            for kind in every
         }
         for name, group in groups.items()
         if group
@@ -115,7 +119,7 @@ def measures(inspection: Inspection) -> list[Measure]:
         ("gate", "gate", "gate"),
     ]
     found = [Measure(name=n, unit=u, values=tuple(s[key] for s in sites)) for n, u, key in plain]
-    ratios = tuple(_ratio(site["update_rms"], site["read_rms"]) for site in sites)
+    ratios = tuple(_ratio(_written(site), site["read_rms"]) for site in sites)
     found.append(Measure(name="update beside read", unit="ratio of RMS", values=ratios))
     cosines = [site["cosine"] for site in sites]
     for name in ("stream", "embedding", "running state"):
@@ -123,6 +127,13 @@ def measures(inspection: Inspection) -> list[Measure]:
         found.append(Measure(name=f"cosine of update and {name}", unit="cosine", values=values))
     found += [Measure(name=n, unit=u, values=tuple(s[key] for s in sites)) for n, u, key in norms]
     return [one for one in found if any(value is not None for value in one.values)]
+
+
+def _written(site: Mapping[str, Any]) -> float | None:
+    """Size of what a site adds: its update times the method's coefficient."""
+    size: float | None = site["update_rms"]
+    coefficient: float | None = site["coefficient"]
+    return size if size is None or coefficient is None else size * coefficient
 
 
 def histories(inspection: Inspection) -> list[History]:
@@ -150,10 +161,17 @@ def histories(inspection: Inspection) -> list[History]:
     return [one for one in found if any(len(line.x) > 1 for line in one.lines)]
 
 
+def has_blocks(inspection: Inspection) -> bool:
+    """Whether the method gathers several sites in a block."""
+    return any(stop - start > 1 for start, stop in inspection.seen["blocks"])
+
+
 def bases_of(inspection: Inspection) -> list[BlockBases]:
     """Of each block, and their mean where there are several of one size."""
+    # of methods without blocks of several sites, the depth is parted evenly
+    word = "block" if has_blocks(inspection) else "part"
     found = [
-        _block(number, block, inspection.bases["bases"])
+        _block(number, block, inspection.bases["bases"], word)
         for number, block in enumerate(inspection.bases["blocks"])
     ]
     if len(found) > 1 and len({block.size for block in found}) == 1:
@@ -167,7 +185,7 @@ def bases_of(inspection: Inspection) -> list[BlockBases]:
             for same in zip(*(block.sets for block in found), strict=True)
         ]
         mean = BlockBases(
-            name="mean of the blocks",
+            name=f"mean of the {word}s",
             size=found[0].size,
             pca=tuple(map(statistics.fmean, shares)),
             sets=tuple(sets),
@@ -176,7 +194,7 @@ def bases_of(inspection: Inspection) -> list[BlockBases]:
     return found
 
 
-def _block(number: int, block: Mapping[str, Any], bases: Sequence[str]) -> BlockBases:
+def _block(number: int, block: Mapping[str, Any], bases: Sequence[str], word: str) -> BlockBases:
     captured = block["captured"]
     names = [name for name in captured if name != "in use"]
     sets = [
@@ -187,7 +205,7 @@ def _block(number: int, block: Mapping[str, Any], bases: Sequence[str]) -> Block
     if any(name.startswith("state + initial ") for name in names):
         sets.append(Held(name="in use", count=len(bases), share=captured["in use"]["share"]))
     return BlockBases(
-        name=f"block {number}",
+        name=f"{word} {number}",
         size=block["size"],
         pca=tuple(block["pca"]["cumulative"]),
         sets=tuple(sets),

@@ -70,10 +70,10 @@ function limited(means, ends) {
 
 const path = (points) => "M" + points.map((p) => p.map((v) => v.toFixed(1)).join(" ")).join("L");
 
-function mark(parent, [colour, , shape], x, y, name = "mark") {
+function mark(parent, [colour, , shape], x, y, name = "mark", size = 1) {
   const turn = shape === 2 ? " rotate(45)" : "";
   return add(parent, "path", {
-    class: `${name} c${colour}`, d: MARKS[shape], transform: `translate(${x} ${y})${turn}`,
+    class: `${name} c${colour}`, d: MARKS[shape], transform: `translate(${x} ${y}) scale(${size})${turn}`,
   });
 }
 
