@@ -50,7 +50,7 @@ test: $(VENV)/.dev
 	$(PYTEST) -m 'not slow' --cov --cov-report=term $(ARGS)
 
 test-survival: $(VENV)/.dev
-	$(PYTEST) -m slow tests/reliability tests/training $(ARGS)
+	$(PYTEST) -m slow tests/reliability tests/training tests/residual tests/test_own_model.py $(ARGS)
 
 test-all: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term $(ARGS)
