@@ -211,7 +211,8 @@ def test_attention_and_mlp_in_parallel():
         assert stack(x).isfinite().all()
     assert rr.HAARES(block_layers=3).build(6, 32, ("parallel",)).signs == [[1.0], [0.0], [-1.0]] * 2
     # in a block of one layer the detail is nothing, with weight
-    policy = rr.HAARES(block_layers=1).build(2, 32, ("parallel",))
+    with pytest.warns(UserWarning, match="in a block of 1 the basis 'split' is zero"):
+        policy = rr.HAARES(block_layers=1).build(2, 32, ("parallel",))
     stream = policy.write(policy.start(x), 0, x)
     assert not policy.sources(stream, 1)["split 0"].any()
     assert policy.initial_weights(1)["split 0"] > 0.05

@@ -198,6 +198,12 @@ def test_one_layer_a_block_warns_where_bases_coincide():
     rr.WAV(block_layers=1, bases=("split",)).build(2, 4)
 
 
+def test_blocks_of_one_site_warn_that_a_basis_is_zero():
+    with pytest.warns(UserWarning, match="in a block of 1 the basis 'split' is zero"):
+        policy = rr.WAV(block_layers=1, bases=("split",)).build(3, 4, kinds=("mixer",))
+    assert policy.signs == [[0.0]] * 3
+
+
 def test_other_kinds_of_sublayers():
     kinds = ("attention", "conv", "mlp")
     policy = rr.WAV(num_blocks=2).build(4, 4, kinds=kinds)

@@ -143,6 +143,15 @@ class WAVPolicy(RoutedPolicy):
                 "learn_bases takes coefficients less their mean over the block, which leaves "
                 f"nothing of the basis {sums[0]!r}; leave one of them out"
             )
+        places = range(len(config.bases))
+        empty = [i for i in places if not any(self.signs[site][i] for site in self.blocks[0])]
+        if empty:
+            size, name = len(self.blocks[0]), config.bases[empty[0]]
+            self.notes.append(
+                f"in a block of {size} the basis {name!r} is zero: "
+                "its details are sources of zeros that take weight; use fewer, longer blocks"
+            )
+            return
         if not {"phase", "split"} <= set(config.bases):
             return
         first = [dict(zip(config.bases, self.signs[site], strict=True)) for site in self.blocks[0]]
