@@ -5,7 +5,7 @@
 #   TEXTS has tinystories-lower-4mb.txt (the first 4,177,285 bytes of the TinyStories V1 training text in
 #   lower case, stories parted by blank lines, ASCII alone; sha256 1b7df2cc..acc34f) and
 #   text8-first-1mib.txt (the first 1,048,576 characters of text8; sha256 f9635e4a..9d90cb); OUT is where
-#   runs and corpora go. It took about 8 hours of two cores, other work beside it.
+#   runs and corpora go
 set -euo pipefail
 if [ $# -lt 1 ]; then echo "usage: scripts/cpu_study.sh TEXTS [OUT]" >&2; exit 2; fi
 texts=$1

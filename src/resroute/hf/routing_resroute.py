@@ -10,6 +10,7 @@ D width, L layers. `*batch` are leading axes.
 import math
 import random
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -75,14 +76,14 @@ def build_policy(residual: dict[str, Any], num_layers: int, dim: int) -> Any:
     return policy
 
 
-class _Policy(nn.Module):
+class _Policy(nn.Module, ABC):
     """Reads and writes as `resroute.Policy` has them."""
 
     num_sites: int
 
+    @abstractmethod
     def read(self, stream: Stream, site: int) -> Tensor:
         """What the sublayer at `site` is given (*batch, D), before its norm."""
-        raise NotImplementedError
 
     def read_normalised(
         self, stream: Stream, site: int, norm: Callable[[Tensor], Tensor]
