@@ -8,7 +8,7 @@ ARGS ?=
 # a process for each core, up to four, with one thread each: `make test ARGS='-n 0'` runs in one process
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-survival test-all check docs golden bench clean
+.PHONY: help setup demo test test-survival test-wheel test-all check docs golden bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make setup     the environment that test and check use"
 	@echo "make test-all  the tests, slow ones too"
 	@echo "make test-survival  the slow tests of kills, full disks, damage and several processes"
+	@echo "make test-wheel the built wheel in a new environment, without and with extras"
 	@echo "make golden    write the golden losses anew (a change of maths: say why)"
 	@echo "make bench     time a training step of each method against PreNorm (ARGS='--layers 24')"
 	@echo "make clean     remove caches and build outputs; data, runs and the environment stay"
@@ -51,6 +52,16 @@ test: $(VENV)/.dev
 
 test-survival: $(VENV)/.dev
 	$(PYTEST) -m slow tests/reliability tests/training tests/residual tests/test_own_model.py $(ARGS)
+
+# what pip gives people: the built wheel in an environment of its own, without and with extras
+test-wheel: $(VENV)/.dev
+	rm -rf build/wheel
+	$(BIN)/python -m hatchling build -t wheel -d build/wheel
+	$(PYTHON) -m venv build/wheel/venv
+	wheel=$$(echo build/wheel/*.whl) && install="build/wheel/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt" && \
+	$$install $$wheel && build/wheel/venv/bin/python -I scripts/smoke.py && \
+	$$install "$$wheel[hf,report]" && build/wheel/venv/bin/python -I scripts/smoke.py --extras
+	rm -rf build/wheel
 
 test-all: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term $(ARGS)
