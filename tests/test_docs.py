@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import resroute as rr
+from resroute.cli.commands import overrides
 from resroute.cli.parser import make_parser, parse
-from resroute.config import variants
+from resroute.config import variants, with_overrides
 from resroute.data.storyworld import surprisal
 from resroute.residual import ResidualConfig
 
@@ -92,6 +94,17 @@ def test_commands_are_ones_that_we_parse(page):
             words = shlex.split(line, comments=True)
             if words[:1] == ["resroute"] and not {"--help", "--version"} & set(words):
                 assert parse(make_parser(), words[1:]).run is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_that_a_page_names_are_ones_that_there_are(page):
+    model = rr.GPTConfig(
+        vocab_size=8, context=8, num_layers=12, num_heads=2, dim=64, residual=rr.WAV()
+    )
+    config = rr.TrainConfig(model=model, data="", out="")
+    for name, value in re.findall(r"--set ([a-z_.]+)=([^\s`\"]+)", page.read_text()):
+        if value != "..":
+            with_overrides(config, overrides([f"{name}={value.rstrip(',.;)')}"]))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
