@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 import resroute as rr
 from resroute.config import UserError
-from resroute.experiments.importance import Ablation, importance, parts_of
+from resroute.data import parts_of
+from resroute.experiments.importance import Ablation, importance
 from resroute.testing import randomise, small_gpt
 
 INPUTS = torch.arange(40).remainder(11).view(5, 8)

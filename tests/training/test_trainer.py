@@ -199,6 +199,22 @@ def test_files_of_a_run(make_config, cheap_corpus, runs):
     assert str(run.parent) not in text
 
 
+def test_depth_weights_are_of_text_not_of_what_fills_windows_up(make_config, cheap_corpus):
+    config = make_config(
+        rr.BlockAttnRes(num_blocks=2), model={"context": 256}, batch_size=3, steps=2
+    )
+    model, _, _ = rr.load(rr.train(config)["path"])
+    found = evaluation_windows(cheap_corpus, context=256, max_windows=4)
+    lengths = ((found.targets >= 0) * torch.arange(1, 257)).amax(1)
+    assert lengths.max() < 256
+    with rr.capture(model) as seen, torch.no_grad():
+        for row, length in zip(found.inputs, lengths.tolist(), strict=True):
+            model(row[None, :length])
+    written = json.loads(Path(config.out, "depth_weights.json").read_text())["weights"]
+    for row, wanted in zip(written, seen.table()["weights"], strict=True):
+        assert row == pytest.approx(wanted, abs=1e-7)
+
+
 def test_evaluation_weighs_windows_by_their_counted_tokens(make_config, cheap_corpus):
     config = make_config(model={"context": 256}, batch_size=3, steps=0, warmup_steps=0)
     summary = rr.train(config)

@@ -2,7 +2,13 @@
 
 from resroute.data.corpora import SPLITS, Corpus, CorpusMeta, Split, SplitMeta, open_corpus
 from resroute.data.describe import Description, describe, render
-from resroute.data.evaluation import IGNORED_TARGET, EvaluationSet, Floor, evaluation_windows
+from resroute.data.evaluation import (
+    IGNORED_TARGET,
+    EvaluationSet,
+    Floor,
+    evaluation_windows,
+    parts_of,
+)
 from resroute.data.loader import Mixture, open_mixture, training_batch
 from resroute.data.order import Order
 from resroute.data.prepare import Tokens, prepare_published, prepare_text
@@ -49,6 +55,7 @@ __all__ = [
     "local",
     "open_corpus",
     "open_mixture",
+    "parts_of",
     "prepare_published",
     "prepare_storyworld",
     "prepare_text",

@@ -4,6 +4,7 @@ T tokens (the context), N windows.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -78,6 +79,22 @@ def evaluation_windows(
     if nats is not None:
         floor = Floor(float(nats.sum()) / corpus.split(split).tokens, exact=False)
     return _evaluation_set(corpus, inputs, targets, floor)
+
+
+def parts_of(inputs: Tensor, targets: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows (N, T) in batches, without what fills windows after the last target that counts.
+
+    Windows of whole documents are filled up; each then comes by itself, cut to its length.
+    """
+    lengths = ((targets >= 0) * torch.arange(1, targets.shape[1] + 1, device=targets.device)).amax(
+        1
+    )
+    if bool((lengths == targets.shape[1]).all()):
+        yield from zip(inputs.split(batch), targets.split(batch), strict=True)
+        return
+    for row, wanted, length in zip(inputs, targets, lengths.tolist(), strict=True):
+        if length:
+            yield row[None, :length], wanted[None, :length]
 
 
 def _document_windows(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from resroute.config import UserError, require_whole
 from resroute.core import compute_dtype
+from resroute.data import parts_of
 from resroute.residual import Policy
 from resroute.residual.ablate import without_sites, without_sources
 from resroute.residual.base import STREAM, policy_of, site_name
@@ -234,22 +235,6 @@ def _losses(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> li
             if is_counted.any():
                 found.append(row[is_counted].mean().item())
     return found
-
-
-def parts_of(inputs: Tensor, targets: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows (N, T) in batches, without what fills windows after the last target that counts.
-
-    Windows of whole documents are filled up; each then comes by itself, cut to its length.
-    """
-    lengths = ((targets >= 0) * torch.arange(1, targets.shape[1] + 1, device=targets.device)).amax(
-        1
-    )
-    if bool((lengths == targets.shape[1]).all()):
-        yield from zip(inputs.split(batch), targets.split(batch), strict=True)
-        return
-    for row, wanted, length in zip(inputs, targets, lengths.tolist(), strict=True):
-        if length:
-            yield row[None, :length], wanted[None, :length]
 
 
 def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:

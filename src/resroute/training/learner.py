@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from resroute.data import Corpus, EvaluationSet, Mixture, training_batch
+from resroute.data import Corpus, EvaluationSet, Mixture, parts_of, training_batch
 from resroute.residual.capture import Capture, capture
 from resroute.residual.observe import Observation, observe
 from resroute.training.config import TrainConfig
@@ -166,11 +166,12 @@ class Learner:
         return found
 
     @torch.no_grad()
-    def capture(self, inputs: Tensor) -> Capture:
-        """Look closely at the routing on some windows."""
+    def capture(self, inputs: Tensor, targets: Tensor) -> Capture:
+        """Look closely at the routing on some windows, without what fills them up."""
         self.model.eval()
         with capture(self.model) as found, self._autocast():
-            self.model(inputs.to(self.device))
+            for part, _ in parts_of(inputs, targets, len(inputs)):
+                self.model(part.to(self.device))
         self.spread.settle()
         return found
 

@@ -304,7 +304,10 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         """Write depth weights, what health checks find, and last of all the summary."""
         records = self.world.from_main(self.run.metrics.read)
-        seen = self.learner.capture(self.evaluation.inputs[:_LOOKED_AT_WINDOWS])
+        looked_at = slice(_LOOKED_AT_WINDOWS)
+        seen = self.learner.capture(
+            self.evaluation.inputs[looked_at], self.evaluation.targets[looked_at]
+        )
         weights = seen.table()
         # by all processes: parameters may be sharded
         findings = health(seen, self.learner.model, records)

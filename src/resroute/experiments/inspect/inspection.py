@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from resroute.config import UserError
 from resroute.core import compute_dtype
-from resroute.data import IGNORED_TARGET, Tokenizer
-from resroute.experiments.importance import By, Importance, importance, logits_of, parts_of
+from resroute.data import IGNORED_TARGET, Tokenizer, parts_of
+from resroute.experiments.importance import By, Importance, importance, logits_of
 from resroute.experiments.inspect.classes import CLASSES, token_classes
 from resroute.experiments.inspect.prompt import TokenReads, shown_ids, token_reads
 from resroute.residual import Finding, Policy, capture, health, trajectory
