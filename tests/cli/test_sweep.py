@@ -93,6 +93,7 @@ def test_a_cell_that_diverges_is_named_and_fails_the_command(run, small, place):
         (("--engine", "ray", "--jobs", "2"), "--jobs is for the local engine"),
         (("--rates", "nowhere"), "nowhere: no such folder"),
         (("--set", "steps"), "needs KEY=VALUE"),
+        (("--reuse", "results"), "name it with --results"),
         (("--primary-seeds", "0"), "needs a whole number from 1"),
     ],
 )

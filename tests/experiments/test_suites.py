@@ -73,10 +73,12 @@ def test_ablation_changes_one_thing_at_a_time_and_controls_have_equal_numbers_of
         found = to_dict(cell.model.residual)
         if found["type"] == "wav":
             changes.append({k: v for k, v in found.items() if v != plain[k]})
-    assert changes[:6] == [
+    assert changes[:8] == [
         {},
         {"bases": ["duplicate", "duplicate_2"]},
         {"bases": ["random", "random_2"]},
+        {"learn_bases": True},
+        {"bases": ["phase"]},
         {"bases": ["split"]},
         {"bases": ["duplicate"]},
         {"bases": ["random"]},
@@ -95,6 +97,17 @@ def test_ablation_changes_one_thing_at_a_time_and_controls_have_equal_numbers_of
     blocks = Counter((series_label(c), c.model.residual.num_blocks) for c in suite.cells)
     assert [blocks["Block AttnRes", n] for n in (2, 4, 6, 12)] == [1, 1, 1, 1]
     assert [blocks["WAV", n] for n in (2, 6, 12)] == [1, 1, 1]
+
+
+def test_ablation_ends_a_group_before_the_next_begins(base):
+    suite = make_suite("ablation", Design(bases=(base,), layers=(12,), seeds=2))
+    first = ["WAV", "Block AttnRes", "WAV (duplicate + duplicate_2)", "WAV (random + random_2)"]
+
+    assert [(series_label(c), c.seed) for c in suite.cells[:9]] == [
+        *((label, 0) for label in first),
+        *((label, 1) for label in first),
+        ("WAV (learn_bases=True)", 0),
+    ]
 
 
 def test_blocks_never_outnumber_layers(base):

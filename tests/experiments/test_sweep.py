@@ -17,6 +17,7 @@ from resroute.experiments.cell import FAILED, Outcome, Task, outcome, start
 from resroute.experiments.engines import LocalEngine
 from resroute.experiments.results import read_results
 from resroute.experiments.study import Contrast
+from resroute.experiments.suites import make_suite
 from resroute.experiments.sweep import SweepStopped, plan_tasks, states
 
 
@@ -89,6 +90,39 @@ def test_cells_in_the_results_are_not_trained_again_without_their_folders(
     again = read_results(results)
     assert [run.name for run in again] == list(read_plan(results).runs)
     assert {run.name: run for run in again if run.name in kept} == kept
+
+
+def test_cells_that_another_suite_has_trained_are_taken_over(
+    make_paper, make_design, here, tmp_path
+):
+    paper, ablation = tmp_path / "results", tmp_path / "results" / "ablation"
+    sweep(make_paper(), tmp_path / "a", here, results=paper)
+    trained = list(here.trained)
+    suite = make_suite("ablation", make_design(layers=(2,)))
+    assert {s.state for s in states(plan_tasks(suite, tmp_path / "b"), ablation, paper)} == {
+        "finished"
+    }
+
+    found = sweep(suite, tmp_path / "b", here, results=ablation, reuse=paper)
+    assert here.trained == trained
+    assert [state.state for state in found] == ["finished"] * 4
+    before = {run.name: run for run in read_results(paper)}
+    taken = read_results(ablation)
+    assert [run.name for run in taken] == list(read_plan(ablation).runs)
+    assert sorted({run.num_layers for run in taken}) == [2]
+    for run in taken:
+        there = before[run.name]
+        assert (run.config, run.metrics, run.summary) == (
+            there.config,
+            there.metrics,
+            there.summary,
+        )
+    # what it lacks is trained
+    more = make_suite("ablation", make_design(layers=(2,), seeds=3))
+    sweep(more, tmp_path / "b", here, results=ablation, reuse=paper)
+    assert len(here.trained) == len(trained) + 2
+    with pytest.raises(UserError, match="nowhere"):
+        sweep(more, tmp_path / "c", here, results=ablation, reuse=tmp_path / "nowhere")
 
 
 def test_a_cell_whose_process_dies_is_tried_again_twice(make_paper, here, tmp_path):

@@ -263,6 +263,7 @@ def _sweep(group: Any) -> None:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for train")
     add("--out", type=name, metavar="DIR", help="folder of the runs (runs/<suite>)")
     add("--results", type=name, metavar="DIR", help="also add finished cells to this folder")
+    add("--reuse", type=name, metavar="DIR", help="results that may have some cells already")
     add("--engine", default="local", choices=["local", "ray"], metavar="E", help="local or ray")
     add("--jobs", type=COUNT, metavar="N", help="local: cells at a time (one a core or GPU)")
     add("--cpus", type=COUNT, metavar="N", help="ray: cores of a cell (1)")

@@ -33,8 +33,11 @@ def sweep(options: argparse.Namespace) -> None:
     estimator = Estimator(engine.jobs, threads)
     tasks = experiments.plan_tasks(suite, out)
     results = None if options.results is None else Path(options.results)
+    reuse = None if options.reuse is None else Path(options.reuse)
+    if reuse is not None and results is None:
+        raise UserError("--reuse copies cells into a folder of results: name it with --results")
     if options.dry_run:
-        states = experiments.states(tasks, results)
+        states = experiments.states(tasks, results, reuse)
         print("\n".join(_plan_lines(suite, states, estimator(states), out)))
         return
     until = math.inf if options.hours is None else time.monotonic() + 3600 * options.hours
@@ -52,6 +55,7 @@ def sweep(options: argparse.Namespace) -> None:
             out,
             engine,
             results=results,
+            reuse=reuse,
             may_start=may_start,
             watch=display.watch,
             say=display.say,

@@ -96,38 +96,45 @@ def paper(design: Design) -> Suite:
 
 
 def ablation(design: Design) -> Suite:
-    """WAV with one thing changed at a time, at each depth; controls first.
+    """WAV with one thing changed at a time, at each depth, in groups; controls first.
 
-    Controls have as many sources as WAV (two details) or HAARES (one), of no use or meaning.
+    Controls have as many sources as WAV (two details) or HAARES (one), of no use or meaning. A
+    group is run seed by seed before the next begins, so that a sweep that is cut short has whole
+    comparisons.
     """
     n = design.blocks
-    options: list[dict[str, Any]] = [
-        {},
-        {"bases": ("duplicate", "duplicate_2")},
-        {"bases": ("random", "random_2")},
-        {"bases": ("split",)},
-        {"bases": ("duplicate",)},
-        {"bases": ("random",)},
-        {"bases": ("phase",)},
-        {"bases": ()},
-        {"learn_bases": True},
-        *({"detail_bias": beta} for beta in (0.0, -1.0, -4.0)),
-        *({"detail_bias": beta, "learn_detail_bias": False} for beta in (0.0, -1.0, -2.0, -4.0)),
-        *({"rho_max": rho} for rho in (1.0, 4.0, None)),
-        {"matching": "off"},
-        {"matching": "attached"},
-        {"bias_running": False},
-        {"details_in_readout": True},
-    ]
-    variants: list[ResidualConfig] = [WAV(num_blocks=n, **o) for o in options]
+
+    def wav(**options: Any) -> ResidualConfig:
+        return WAV(num_blocks=n, **options)
+
     # both methods where blocks are the question
     blocks = [b for b in (2, 4, 6, 12) if b != n and b <= min(design.layers)]
-    variants += [BlockAttnRes(num_blocks=n)]
-    variants += [make(num_blocks=b) for b in blocks for make in (WAV, BlockAttnRes)]
-    chosen = design.methods or variants
+    groups: list[list[ResidualConfig]] = [
+        [
+            wav(),
+            BlockAttnRes(num_blocks=n),
+            wav(bases=("duplicate", "duplicate_2")),
+            wav(bases=("random", "random_2")),
+        ],
+        [wav(learn_bases=True), wav(bases=("phase",)), wav(bases=("split",))],
+        [wav(bases=("duplicate",)), wav(bases=("random",)), wav(bases=())],
+        [
+            *(wav(detail_bias=beta) for beta in (0.0, -1.0, -4.0)),
+            *(wav(detail_bias=beta, learn_detail_bias=False) for beta in (0.0, -1.0, -2.0, -4.0)),
+            *(wav(rho_max=rho) for rho in (1.0, 4.0, None)),
+            wav(matching="off"),
+            wav(matching="attached"),
+            wav(bias_running=False),
+            wav(details_in_readout=True),
+        ],
+        [make(num_blocks=b) for b in blocks for make in (WAV, BlockAttnRes)],
+    ]
+    if design.methods:
+        groups = [list(design.methods)]
+    seeds = range(design.seeds)
     return Suite(
         name="ablation",
-        cells=tuple(_cells(design, chosen, design.layers, range(design.seeds))),
+        cells=tuple(c for group in groups for c in _cells(design, group, design.layers, seeds)),
         baseline=WAV().label,
     )
 

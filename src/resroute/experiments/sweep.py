@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from filelock import Timeout
 
-from resroute.analysis import read_run
+from resroute.analysis import Run, read_run
 from resroute.config import UserError
 from resroute.data import open_mixture
 from resroute.experiments.cell import FAILED, FINISHED, STOPPED, Outcome, Task
@@ -74,14 +74,20 @@ def plan_tasks(suite: Suite, out: Path) -> list[Task]:
     return tasks
 
 
-def states(tasks: Sequence[Task], results: Path | None = None) -> list[CellState]:
-    """How far each cell has come, read from its run folder, or from a folder of results.
+def states(
+    tasks: Sequence[Task], results: Path | None = None, reuse: Path | None = None
+) -> list[CellState]:
+    """How far each cell has come, read from its run folder, or from folders of results.
 
     Raises:
         UserError: A damaged file.
     """
-    known = results is not None and (results / RUNS_FILE).is_file()
-    recorded = {run.name: run.summary for run in read_results(results)} if known and results else {}
+    recorded = {
+        run.name: run.summary
+        for folder in (results, reuse)
+        if folder is not None
+        for run in _recorded(folder)
+    }
     return [
         _finished(task, recorded[task.name]) if task.name in recorded else _state(task, "waiting")
         for task in tasks
@@ -94,6 +100,7 @@ def sweep(
     engine: Engine,
     *,
     results: Path | None = None,
+    reuse: Path | None = None,
     may_start: Callable[[Task], bool] = lambda _: True,
     watch: Callable[[list[CellState]], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
@@ -110,6 +117,8 @@ def sweep(
         engine: Who runs them.
         results: A folder to which each finished cell is added at once (see `write_results`); cells
             that it already has are not trained again, also where their run folders are gone.
+        reuse: Another folder of results, of any suite: cells of equal configurations that it has
+            are copied to `results` and not trained.
         may_start: Asked before each cell; one that may not is left waiting.
         watch: Told all states, about every second.
         say: Told a line where something happens.
@@ -136,10 +145,24 @@ def sweep(
         out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(_locked(out))
         write_plan(out, plan)
+        if results is not None and reuse is not None:
+            _take_over(tasks, plan, results, reuse)
         request = StopRequest()
         stack.enter_context(request.listening())
         sweep_ = _Sweep(tasks, plan, out, engine, results, may_start, watch, say, request)
         return sweep_.run()
+
+
+def _recorded(results: Path) -> list[Run]:
+    return read_results(results) if (results / RUNS_FILE).is_file() else []
+
+
+def _take_over(tasks: Sequence[Task], plan: Plan, results: Path, reuse: Path) -> None:
+    """Add those cells to a folder of results that another one already has."""
+    wanted = {task.name for task in tasks} - {run.name for run in _recorded(results)}
+    for run in read_results(reuse):
+        if run.name in wanted:
+            add_result(run, results, plan)
 
 
 @contextlib.contextmanager
