@@ -6,26 +6,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from resroute.config import UserError, to_dict
+from resroute.config import UserError, to_dict, variants
 from resroute.hf.fold import fold
-from resroute.hf.forms import Form, form_of
-from resroute.hf.routed import (
-    FIELD,
-    POLICY,
-    Routing,
-    decoder_class,
-    layer_class,
-    model_class,
-    norm_class,
-    stock_class,
-)
+from resroute.hf.forms import form_of
+from resroute.hf.routed import POLICY, stock_class
+from resroute.hf.routed_model import FIELD, WITHIN, install, policy_for
 from resroute.residual import LayerScale, Policy, PreNorm, ResidualConfig
-from resroute.residual.base import DEFAULT_KINDS
 from resroute.residual.routed import RoutedPolicy
 from resroute.residual.routed_config import RoutedConfig
 
-PARALLEL_KINDS = ("attention+mlp",)
-"""The one sublayer of a layer whose attention and MLP read the same."""
+_ADAPTERS = "the model holds adapters of peft; convert it before they are added"
+_CONVERTED = " (converted by resroute)"
 
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -59,6 +50,12 @@ def convert(model: M, method: ResidualConfig, *, from_scratch: bool = False) -> 
     """
     if not isinstance(model, PreTrainedModel):
         raise UserError(_no_model(model))
+    if not isinstance(method, ResidualConfig):
+        got = f"the class {method.__name__}" if isinstance(method, type) else repr(method)
+        raise UserError(
+            f"method must be a configuration such as resroute.WAV(num_blocks=4, gated=True), "
+            f"got {got}"
+        )
     if not (from_scratch or starts_as_prenorm(method)):
         raise UserError(
             f"{method.label} changes what a trained model computes; take gated=True, or PreNorm, "
@@ -69,12 +66,22 @@ def convert(model: M, method: ResidualConfig, *, from_scratch: bool = False) -> 
     layers, norm = getattr(decoder, form.layers), getattr(decoder, form.norm)
     for module in (model, decoder, norm, *layers):
         _require_stock(module)
-    config = decoder.config
-    kinds = PARALLEL_KINDS if form.is_parallel(config) else DEFAULT_KINDS
-    policy = method.build(len(layers), config.hidden_size, kinds)
-    policy.to(decoder.get_input_embeddings().weight.device)
+    for layer in layers:
+        _require_known_forward(layer)
+    if variants(ResidualConfig).get(getattr(method, "type_name", "")) is not type(method):
+        raise UserError(
+            f"{type(method).__name__} is not registered, so that it could not be saved; see "
+            "resroute.config.register"
+        )
+    policy = policy_for(decoder, form, method)
+    policy.to(decoder.get_input_embeddings().weight.device, torch.float32)
+    # calls of `init_weights` leave it as it is, as they do with weights that were loaded
+    policy.__dict__["_is_hf_initialized"] = True
     install(model, policy, form)
     setattr(model.config, FIELD, to_dict(method))
+    # adapters name their base by this: one that names the stock folder would load without routing
+    if model.name_or_path:
+        model.name_or_path += _CONVERTED
     return model
 
 
@@ -83,24 +90,6 @@ def starts_as_prenorm(method: ResidualConfig) -> bool:
     if isinstance(method, RoutedConfig):
         return method.gated
     return isinstance(method, PreNorm) or (isinstance(method, LayerScale) and method.init == 1)
-
-
-def install(model: PreTrainedModel, policy: nn.Module, form: Form) -> None:
-    """Change the classes of a model's modules so that they carry a stream."""
-    decoder: Any = model.base_model
-    setattr(decoder, POLICY, policy)
-    layers = getattr(decoder, form.layers)
-    size = 1 if form.is_parallel(decoder.config) else 2
-    for index, layer in enumerate(layers):
-        layer.__dict__["_routing"] = Routing(decoder, form, size * index)
-        layer.__class__ = layer_class(type(layer))
-    norm = getattr(decoder, form.norm)
-    norm.__dict__["_routing"] = Routing(decoder, form, size * len(layers))
-    norm.__class__ = norm_class(type(norm))
-    decoder.__class__ = decoder_class(stock_class(decoder) or type(decoder))
-    # a model may be its own decoder, or be born with its class
-    if stock_class(model) is None:
-        model.__class__ = model_class(type(model))
 
 
 @torch.no_grad()
@@ -116,22 +105,35 @@ def unconvert(model: M) -> M:
     Raises:
         UserError: A model that was not converted, or whose routing cannot be folded into weights.
     """
+    if _has_adapters(model):
+        raise UserError(
+            "the model holds adapters of peft; merge them (merge_and_unload) before it is taken out"
+        )
     if not isinstance(model, PreTrainedModel) or stock_class(model) is None:
         raise UserError(f"{type(model).__name__} was not converted by resroute")
     decoder: Any = model.base_model
+    if decoder.__dict__[WITHIN] and decoder is model:
+        raise UserError(
+            f"{type(model).__name__} was converted as a part of a model: give resroute.unconvert "
+            "that model"
+        )
     form, policy = form_of(decoder), getattr(decoder, POLICY)
     layers = getattr(decoder, form.layers)
+    for module in (decoder, getattr(decoder, form.norm), *layers):
+        _require_own_forward(module)
     if _has_coefficients(policy):
         fold(layers, form, policy, decoder.config)
     for module in {
         id(m): m for m in (model, decoder, getattr(decoder, form.norm), *layers)
     }.values():
         module.__dict__.pop("_routing", None)
+        module.__dict__.pop(WITHIN, None)
         stock = stock_class(module)
         assert stock is not None
         module.__class__ = stock
     delattr(decoder, POLICY)
     delattr(model.config, FIELD)
+    model.name_or_path = (model.name_or_path or "").removesuffix(_CONVERTED)
     return model
 
 
@@ -153,24 +155,44 @@ def _has_coefficients(policy: Policy[Any]) -> bool:
 
 
 def _require_stock(module: nn.Module) -> None:
-    """Refuse modules whose `forward` is not that of their class."""
+    """Refuse modules that are changed already."""
     if stock_class(module) is not None:
         raise UserError(
             "the model was converted before; resroute.unconvert takes a method out again"
         )
+    _require_own_forward(module)
+    if _has_adapters(module):
+        raise UserError(_ADAPTERS)
+
+
+def _require_own_forward(module: nn.Module) -> None:
+    """Refuse modules whose `forward` is not that of their class."""
     if "forward" in module.__dict__:
         raise UserError(
-            f"{type(module).__name__} has a forward of its own, as a device map gives it; convert "
-            "the model before it is dispatched"
+            f"{type(module).__name__} has a forward of its own, as a device map or the autocast of "
+            "accelerate gives it; do this before the model is dispatched or prepared"
         )
-    # class-level marks of adapters
-    if any(type(part).__module__.startswith("peft.") for part in module.modules()):
-        raise UserError("the model holds adapters of peft; convert it before they are added")
+
+
+def _require_known_forward(layer: nn.Module) -> None:
+    """Refuse layers that compute something else than transformers' own: it would be lost."""
+    made_in = getattr(type(layer).forward, "__module__", "")
+    if not made_in.startswith("transformers."):
+        raise UserError(
+            f"{type(layer).__name__}.forward is that of {made_in}, not of transformers: how it "
+            "adds up is not known to resroute"
+        )
+
+
+def _has_adapters(model: Any) -> bool:
+    """Whether a module is, or holds, one of peft's."""
+    parts = model.modules() if isinstance(model, nn.Module) else (model,)
+    return any(type(part).__module__.startswith("peft.") for part in parts)
 
 
 def _no_model(model: Any) -> str:
-    if type(model).__module__.startswith("peft."):
-        return "the model holds adapters of peft; convert it before they are added"
+    if _has_adapters(model):
+        return _ADAPTERS
     return (
         f"{type(model).__name__} is no model of transformers; put the method into your own model "
         "by policy.read and policy.write, or by resroute.RoutedStack"

@@ -4,43 +4,39 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from resroute.config import UserError, from_dict
-from resroute.hf.convert import PARALLEL_KINDS, install
-from resroute.hf.forms import form_of
-from resroute.hf.routed import FIELD, MARK, decoder_class, model_class
-from resroute.residual import ResidualConfig
-from resroute.residual.base import DEFAULT_KINDS
+from resroute.config import UserError
+from resroute.hf.routed import POLICY
+from resroute.hf.routed_model import MARK, method_of, model_class
 
 
-def from_pretrained(folder: str | Path, **options: Any) -> PreTrainedModel:
+def from_pretrained(folder: str | Path, **options: Any) -> Any:
     """Load a converted model with its routing.
 
     Stock classes refuse the folder and say so; this is the way to load it.
 
     Args:
         folder: Where `save_pretrained` of a converted model, or `Trainer`, wrote it.
-        options: As for `from_pretrained` of transformers, such as `dtype`, `device_map` or
-            `attn_implementation`.
+        options: As for `from_pretrained` of transformers, such as `dtype`, `attn_implementation`,
+            fields of the configuration, or `device_map` with a single device.
+
+    Returns:
+        The model; with `output_loading_info`, also what transformers tells of the loading.
 
     Raises:
-        UserError: A folder without a converted model, or of a class that transformers lacks.
+        UserError: A folder without a converted model or without weights of its routing, of a class
+            that transformers lacks, or a device map of several devices.
     """
-    if not (Path(folder) / "config.json").is_file():
+    if not isinstance(folder, str | Path) or not (Path(folder) / "config.json").is_file():
         raise UserError(
             f"{folder}: no config.json; name a folder of a converted model's save_pretrained"
         )
-    config = AutoConfig.from_pretrained(folder)
-    method = getattr(config, FIELD, None)
-    if method is None:
-        raise UserError(
-            f"{folder}: no depth routing in its config.json; load it by transformers, then call "
-            "resroute.convert"
-        )
-    where = f"{folder}/config.json: {FIELD}"
-    residual = from_dict(ResidualConfig, method, where=where)  # type: ignore[type-abstract]
+    wants_info = options.pop("output_loading_info", False)
+    config = options.pop("config", None)
+    if config is None:
+        config, options = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **options)
+    method_of(config, f"{folder}/config.json")
     names = getattr(config, "architectures", None) or ["none"]
     stock = getattr(transformers, names[0], None)
     if not (isinstance(stock, type) and issubclass(stock, PreTrainedModel)):
@@ -49,25 +45,15 @@ def from_pretrained(folder: str | Path, **options: Any) -> PreTrainedModel:
         )
     if hasattr(config, MARK):
         delattr(config, MARK)
-    loaded: PreTrainedModel = _building(stock, residual).from_pretrained(
-        folder, config=config, **options
+    loaded, info = model_class(stock).from_pretrained(
+        folder, config=config, output_loading_info=True, **options
     )
-    # a class of its own was needed to build it
-    loaded.__class__ = decoder_class(stock) if loaded.base_model is loaded else model_class(stock)
-    return loaded
-
-
-def _building(stock: type[PreTrainedModel], residual: ResidualConfig) -> type[Any]:
-    """A class whose instances are born with their routing, so that weights find their places."""
-
-    def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        stock.__init__(self, config, *args, **kwargs)
-        decoder: Any = self.base_model
-        form = form_of(decoder)
-        kinds = PARALLEL_KINDS if form.is_parallel(decoder.config) else DEFAULT_KINDS
-        layers: nn.ModuleList = getattr(decoder, form.layers)
-        install(self, residual.build(len(layers), decoder.config.hidden_size, kinds), form)
-
-    routed: Any = model_class(stock)
-    body = {"__module__": stock.__module__, "__qualname__": stock.__qualname__, "__init__": build}
-    return type(stock.__name__, (routed,), body)
+    missing = sorted(name for name in info["missing_keys"] if POLICY in name.split("."))
+    if missing:
+        raise UserError(f"{folder}: no weights of its routing ({missing[0]}, ..); save it again")
+    if len(set(getattr(loaded, "hf_device_map", {}).values())) > 1:
+        raise UserError(
+            "a converted model cannot be shared among devices, or offloaded; load it with "
+            "device_map={'': 'cuda:0'}"
+        )
+    return (loaded, info) if wants_info else loaded

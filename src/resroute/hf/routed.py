@@ -1,4 +1,4 @@
-"""What a converted model's classes do: carry a stream from layer to layer.
+"""What the layers and the final norm of a converted model do: carry a stream from layer to layer.
 
 A layer of `transformers` is given hidden states and returns them. Here they are a `Carried` from
 the first layer to the final norm: everything between stays as it is, and so do embeddings, masks,
@@ -8,24 +8,18 @@ positions, caches and heads.
 import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from resroute.config import UserError
-from resroute.files import read_json, write_json
 from resroute.hf.forms import Form, Sublayer
 from resroute.residual import Policy
 
 POLICY = "residual_policy"
 """Name of the policy in the decoder, and in the names of its parameters."""
-FIELD = "resroute"
-"""Field of the configuration that holds the method."""
-MARK = "transformers_weights"
-# an argument that decoders hand on to their layers: some keep `output_hidden_states` to themselves
-_SHOWN = "resroute_shows"
-_REMEDY = "load this folder by resroute.from_pretrained: it has depth routing"
+SHOWN = "resroute_shows"
+"""Argument that decoders hand on to layers; some keep `output_hidden_states` to themselves."""
 
 
 class Carried(NamedTuple):
@@ -60,7 +54,7 @@ class RoutedLayer:
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Carried:
         """Carry the stream over this layer's sites; arguments are the layer's own."""
         policy, form, site = self._routing.policy, self._routing.form, self._routing.first_site
-        is_shown = kwargs.pop(_SHOWN, False)
+        is_shown = kwargs.pop(SHOWN, False)
         _refuse_reentrant(self)
         # names of arguments that were given by position
         kwargs |= dict(zip(self._names, args, strict=False))
@@ -113,6 +107,11 @@ def _stream(hidden_states: Any, policy: Policy[Any], site: int) -> Any:
         raise UserError(
             "a converted layer was given hidden states without a stream; run the whole model"
         )
+    if any(parameter.is_meta for parameter in policy.parameters()):
+        raise UserError(
+            "the residual policy is not in memory: a converted model cannot be offloaded, or "
+            "shared among devices by a device map"
+        )
     return policy.start(hidden_states)
 
 
@@ -133,22 +132,22 @@ def _refuse_reentrant(layer: Any) -> None:
         )
 
 
-def _once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A class is made once of each stock class."""
     return functools.cache(make)
 
 
-@_once
+@once
 def layer_class(stock: Any) -> Any:
     """A layer's class that carries a stream."""
     names = [name for name in inspect.signature(stock.forward).parameters if name != "self"]
-    return _derived(RoutedLayer, stock, {"_names": tuple(names[1:])})
+    return derived(RoutedLayer, stock, {"_names": tuple(names[1:])})
 
 
-@_once
+@once
 def norm_class(stock: Any) -> Any:
     """A final norm's class that reads out a stream."""
-    return _derived(RoutedNorm, stock, {})
+    return derived(RoutedNorm, stock, {})
 
 
 def stock_class(module: nn.Module) -> Any:
@@ -156,7 +155,8 @@ def stock_class(module: nn.Module) -> Any:
     return getattr(type(module), "_stock", None)
 
 
-def _derived(mixin: type, stock: Any, fields: dict[str, Any]) -> Any:
+def derived(mixin: type, stock: Any, fields: dict[str, Any]) -> Any:
+    """A class that a stock class's instances can be given; it keeps the stock class's name."""
     # known by the stock class's name: transformers looks up by it what a model can record, saves it
     # as the architecture, and picks the loss by it
     body = {
@@ -167,61 +167,3 @@ def _derived(mixin: type, stock: Any, fields: dict[str, Any]) -> Any:
         **fields,
     }
     return type(stock.__name__, (mixin, stock), body)
-
-
-class RoutedModel:
-    """Mixed into a converted model's class: initial weights, and what is saved."""
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save as before; the folder is one that stock classes refuse to load.
-
-        Raises:
-            UserError: `push_to_hub` here: upload the folder that was saved.
-        """
-        if kwargs.get("push_to_hub"):
-            raise UserError("save a converted model to a folder, then upload the folder")
-        saved = super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
-        mark(Path(save_directory))
-        return saved
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Initial values of one module, as transformers asks for them."""
-        if isinstance(module, Policy):
-            module.reset_parameters()
-        else:
-            super()._init_weights(module)  # type: ignore[misc]
-
-
-@_once
-def model_class(stock: Any) -> Any:
-    """A model's class whose instances are saved and initialised with their policy."""
-    kept = getattr(stock, "_keep_in_fp32_modules_strict", None) or ()
-    # of few numbers, which bfloat16 would round away
-    fields = {"_keep_in_fp32_modules_strict": {*kept, POLICY}}
-    return _derived(RoutedModel, stock, fields)
-
-
-@_once
-def decoder_class(stock: Any) -> Any:
-    """As `model_class`, of the module that has the layers: it tells them what is to be shown."""
-
-    @functools.wraps(stock.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        # a number, also zero, asks for some layers' alone
-        if wanted is not None and wanted is not False:
-            kwargs[_SHOWN] = True
-        return stock.forward(self, *args, **kwargs)
-
-    routed = model_class(stock)
-    body = {"__module__": stock.__module__, "__qualname__": stock.__qualname__}
-    return type(stock.__name__, (routed,), {**body, "forward": forward})
-
-
-def mark(folder: Path) -> None:
-    """Make stock classes refuse a folder: its configuration says why, in place of a file's name."""
-    file = folder / "config.json"
-    # one of several processes writes it
-    if file.is_file():
-        found = read_json(file, "save the model again")
-        write_json(file, {**found, MARK: _REMEDY})

@@ -293,12 +293,18 @@ class Policy(nn.Module, ABC, Generic[S]):
 def policy_of(model: nn.Module) -> Policy[Any]:
     """The policy that a model holds, or that it is.
 
+    Where peft trains a copy of it (`modules_to_save`), the copy.
+
     Raises:
         UserError: A model that holds none, or more than one.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"needs a policy or a model that holds one, got {type(model).__name__}")
-    found = [module for module in model.modules() if isinstance(module, Policy)]
+    found = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, Policy) and "original_module" not in name.split(".")
+    ]
     if len(found) != 1:
         raise UserError(
             f"{type(model).__name__} holds {len(found)} residual policies, and exactly one is "
