@@ -76,6 +76,8 @@ def test_the_weights_that_are_asked_for_are_exported(run, tmp_path):
         assert not torch.allclose(found[one], found[other], atol=0.01)
     assert "| weights | best |" in (tmp_path / "1" / "README.md").read_text()
     checkpoint = sorted((tmp_path / "run" / "checkpoints").glob("step_??????"))[0]
+    with pytest.raises(rr.UserError, match="is one checkpoint; name its run to take the best"):
+        export(checkpoint, tmp_path / "none", best=True)
     folder = export(checkpoint, tmp_path / "first")
     step = open_checkpoint(checkpoint).progress.step
     assert f"| steps | {step} of 6, 4 windows each |" in (folder / "README.md").read_text()

@@ -100,8 +100,13 @@ def test_padded_prompts_are_continued_as_they_are_alone(make_gpt, tokens):
 def test_rotary_models_go_past_their_context_and_learned_positions_end(make_gpt, tokens):
     long = tokens.repeat(1, 5)
     assert from_gpt(make_gpt())(long).logits.isfinite().all()
-    with pytest.raises(ValueError, match="40 tokens exceed the 32 positions"):
-        from_gpt(make_gpt(position="learned"))(long)
+    learned = from_gpt(make_gpt(position="learned"))
+    with pytest.raises(ValueError, match="place 40 exceeds the 32 positions"):
+        learned(long)
+    # one token at a time too
+    for cache in ("dynamic", "static"):
+        with pytest.raises(ValueError, match="place 33 exceeds the 32 positions"):
+            learned.generate(tokens, do_sample=False, max_new_tokens=30, cache_implementation=cache)
 
 
 def test_texts_end_at_the_end_of_a_document(make_gpt, tokens):

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 
 import resroute as rr
 from resroute.hf import ResrouteConfig, ResrouteForCausalLM, ResrouteModel
@@ -101,6 +101,28 @@ def test_padding_changes_nothing_at_real_places(make_gpt, tokens, position, atte
         torch.testing.assert_close(output.loss, expected, rtol=0, atol=1e-5)
     output.loss.backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+@torch.no_grad()
+def test_a_mask_may_go_on_behind_the_last_token(make_gpt, tokens, position):
+    model = from_gpt(make_gpt(position=position))
+    lengths = (12, 7, 3)
+    rows, mask, _ = padded(tokens, lengths, "left")
+    expected = model(rows, attention_mask=mask).logits
+    cache, room = StaticCache(config=model.config, max_cache_len=20), torch.zeros(3, 20).long()
+    found = []
+    for part in (slice(0, 8), slice(8, 12)):
+        room[:, part] = mask[:, part]
+        found.append(model(rows[:, part], attention_mask=room, past_key_values=cache).logits)
+    for row, length in enumerate(lengths):
+        real = slice(12 - length, 12)
+        torch.testing.assert_close(
+            torch.cat(found, 1)[row, real], expected[row, real], rtol=0, atol=1e-5
+        )
+    seen = model(rows[:, :8], attention_mask=mask[:, :8], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="each of the 8 tokens in the cache and the 4 new ones"):
+        model(rows[:, 8:], attention_mask=mask[:, 8:], past_key_values=seen)
 
 
 @pytest.mark.parametrize("position", ["rope", "learned"])
@@ -355,6 +377,7 @@ def test_shapes_that_do_not_fit_are_refused():
         ({"mlp": "relu"}, "mlp must be 'swiglu' or 'gelu', got 'relu'"),
         ({"position": "alibi"}, "position must be 'rope' or 'learned', got 'alibi'"),
         ({"residual": {"num_blocks": 2}}, "residual needs a 'type'"),
+        ({"residual": rr.WAV()}, "residual must be a dictionary, .*, got WAV"),
     ):
         with pytest.raises(ValueError, match=words):
             ResrouteConfig(**options)
@@ -364,7 +387,7 @@ def test_shapes_that_do_not_fit_are_refused():
             max_position_embeddings=4, position="learned",
         )
     )  # fmt: skip
-    with pytest.raises(ValueError, match="6 tokens exceed the 4 positions"):
+    with pytest.raises(ValueError, match="place 6 exceeds the 4 positions"):
         model(torch.zeros(1, 6, dtype=torch.long))
 
 

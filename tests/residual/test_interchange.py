@@ -291,6 +291,18 @@ BAD_STATES = [
     ("attn-res", TWICE, r"2 stacks with parameters of attn-res; give prefix, one of 'a\.', 'b\.'"),
     ("attn-res", having("attn-res", QUERY, torch.ones(5)), rf"{QUERY} must be 12 .* shape \(5,\)"),
     ("attn-res", having("attn-res", QUERY, torch.ones(12).int()), "must be 12 floating-point numb"),
+    ("attn-res", having("attn-res", QUERY, np.ones(12)), f"{QUERY} must be a tensor, got ndarray"),
+    ("attn-res", lacking("attn-res", QUERY), "1 of 4 layers have no .*, first layer 1: give the"),
+    (
+        "attn-res",
+        having("attn-res", "layers.2000000.attn_res.pseudo_query", torch.ones(12)),
+        "1999996 of 2000001 layers have no attn_res.pseudo_query, first layer 4",
+    ),
+    (
+        "kimi-k3",
+        having("kimi-k3", "model.layers.3.mlp.weight", torch.ones(2, 2)),
+        "layers 2 to 3 have no self_attention_res_proj.weight; give the state of the whole model",
+    ),
 ]
 
 
@@ -313,6 +325,8 @@ def test_states_that_are_refused(layout, state, says):
         ("attn-res", "layers.0.attn_res.key_norm.weight"),
         ("attn-res", "res_proj.weight"),
         ("kimi-k3", "model.layers.0.attn_res_proj.weight"),
+        # additive models of another author bear the names of Kimi K3, and one more
+        ("kimi-k3", "model.layers.1.self_attention_null_source"),
     ],
 )
 def test_parameters_of_another_formula_are_refused(layout, name):
@@ -338,6 +352,9 @@ def test_settings_that_are_refused():
         ({"layout": "fla", "block_size": 0}, "block_size must be a whole number of at least 1"),
         ({"layout": "fla", "block_size": 2, "eps": -1.0}, "eps must be at least 0"),
         ({"layout": "fla", "block_size": 2, "prefix": "other."}, "has no other.layers.N.attn_res"),
+        ({"layout": "fla", "block_size": 2, "prefix": "model"}, r"end in a dot, such as 'model\.'"),
+        ({"layout": "fla", "block_size": 2, "scale": 0.0}, "scale must be a number other than"),
+        ({"layout": "fla", "block_size": 2, "scale": float("nan")}, "other than zero, got nan"),
     ):
         with pytest.raises(rr.UserError, match=says):
             from_layout(state, **options)
@@ -378,9 +395,18 @@ def test_blocks_that_attn_res_cannot_count():
         block_size(policy, "attn-res")
 
 
-def test_a_scale_of_zero_is_refused():
-    with pytest.raises(rr.UserError, match="scale must not be zero"):
-        to_layout(rr.BlockAttnRes().build(4, 8), "fla", scale=0.0)
+def test_numbers_that_would_be_lost_are_refused():
+    policy = rr.BlockAttnRes().build(4, 8)
+    with torch.no_grad():
+        policy.query.fill_(1e5)
+    for options, says in (
+        ({"scale": 0.0}, "scale must be a number other than zero, got 0"),
+        ({"scale": float("inf")}, "scale must be a number other than zero, got inf"),
+        ({"dtype": torch.int8}, r"floating-point numbers, got torch\.int8"),
+        ({"dtype": torch.float16}, r"proj\.weight is beyond torch\.float16; take another dtype"),
+    ):
+        with pytest.raises(rr.UserError, match=says):
+            to_layout(policy, "fla", **options)
 
 
 def test_an_imported_policy_is_an_ordinary_one():

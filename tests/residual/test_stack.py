@@ -132,6 +132,10 @@ MISTAKES = [
         {"policy": rr.WAV(), "dim": DIM, "kinds": KINDS, "count": 5},
         r"5 sublayers are not whole layers of 2 \(attention, mlp\)",
     ),
+    ({"policy": rr.WAV(), "dim": DIM, "kinds": set(KINDS)}, "kinds must be names, .*, got {"),
+    ({"policy": rr.WAV(), "dim": DIM, "kinds": 2}, "kinds must be names, .*, got 2"),
+    ({"norms": nn.RMSNorm(DIM)}, "norms must be modules in order, one a site, got RMSNorm"),
+    ({"norms": nn.ModuleDict()}, "norms must be modules in order, one a site, got ModuleDict"),
     ({"policy": rr.WAV}, "needs a policy or the configuration of a method, such as rr.WAV"),
 ]
 
@@ -149,6 +153,42 @@ def test_a_function_is_no_sublayer_and_another_width_no_embedding():
         rr.RoutedStack([nn.Tanh(), torch.tanh], POLICY)
     with pytest.raises(rr.UserError, match="the policy was built for width 6"):
         rr.RoutedStack(sublayers(), POLICY)(drawn(3, 5))
+
+
+def test_what_a_stack_has_lost_or_won_since_is_noticed():
+    stack = build(rr.WAV(num_blocks=2))
+    stack.sublayers.append(nn.Tanh())
+    with pytest.raises(rr.UserError, match="6 sites, one a sublayer, got 7 sublayers"):
+        stack(drawn(2, DIM))
+    del stack.sublayers[-1]
+    stack.policy = rr.PreNorm().build(2, DIM)
+    with pytest.raises(rr.UserError, match="4 sites, one a sublayer, got 6 sublayers"):
+        stack(drawn(2, DIM))
+
+
+@pytest.mark.parametrize("config", [rr.PreNorm(), rr.WAV(num_blocks=2)], ids=lambda c: c.label)
+def test_sublayers_that_write_into_what_they_read_are_refused(config):
+    modules = [nn.Linear(DIM, DIM) for _ in range(6)]
+    modules[3] = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(DIM, DIM))
+    stack = rr.RoutedStack(modules, config, dim=DIM, kinds=KINDS)
+    with pytest.raises(rr.UserError, match=r"sublayer 3 \(1 mlp\) changes what it reads in place"):
+        stack(drawn(2, DIM))
+    modules[3][0].inplace = False
+    again = rr.RoutedStack(modules, config, dim=DIM, kinds=KINDS)
+    with torch.inference_mode():
+        found = again(drawn(2, DIM))
+    torch.testing.assert_close(found, again(drawn(2, DIM)))
+
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft(x)
+
+
+def test_complex_updates_are_refused():
+    stack = rr.RoutedStack([Turned()], rr.PreNorm().build(1, DIM, ("mlp",)))
+    with pytest.raises(rr.UserError, match=r"sublayer 0 .* returned complex numbers"):
+        stack(drawn(2, DIM))
 
 
 class Scaled(nn.Module):

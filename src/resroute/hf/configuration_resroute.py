@@ -70,6 +70,11 @@ class ResrouteConfig(PreTrainedConfig):
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads or num_attention_heads
         self.max_position_embeddings = max_position_embeddings
+        if residual is not None and not isinstance(residual, dict):
+            raise ValueError(
+                "residual must be a dictionary, such as resroute.config.to_dict gives, got "
+                f"{type(residual).__name__}"
+            )
         self.residual = dict(residual or {"type": "pre_norm"})
         self.mlp = mlp
         self.position = position

@@ -62,6 +62,8 @@ def export(
     folder = Path(folder)
     _require_free(folder)
     source = checkpoint_folder(Path(run_or_checkpoint), best=best)
+    if best and source == Path(run_or_checkpoint):
+        raise UserError(f"{source} is one checkpoint; name its run to take the best")
     saved = open_checkpoint(source)
     if remote_code:
         _require_code(saved.config.model.residual)
@@ -76,6 +78,7 @@ def export(
             if not remote_code:
                 _drop_code(target)
             weights = "average of the weights" if ema else "best" if best else "newest"
+            weights += ", the best" if ema and best else ""
             card = _card(made, saved, weights, _opening(tokenizer), remote_code)
             write_text(target / "README.md", card)
     except FileExistsError:
@@ -140,7 +143,7 @@ def _card(
     shape = config.model
     data = "".join(c if c.isprintable() and c not in "|`" else "_" for c in Path(config.data).name)
     loss = "not measured"
-    if progress.validation_loss is not None and weights != "average of the weights":
+    if progress.validation_loss is not None and not weights.startswith("average"):
         loss = f"{progress.validation_loss:.4f} nats a token"
     rows = {
         "method": shape.residual.label,

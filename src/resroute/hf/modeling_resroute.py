@@ -211,6 +211,7 @@ class ResrouteModel(ResroutePreTrainedModel):
         if self.positions is None:
             angles = rotary_angles(position_ids, self.head_dim, x)
         else:
+            _require_learned(position_ids, self.positions.num_embeddings)
             x = x + self.positions(position_ids)
         x = F.dropout(x, self.config.dropout, self.training)
         keeps_hidden = bool(kwargs.pop("output_hidden_states", self.config.output_hidden_states))
@@ -236,11 +237,6 @@ class ResrouteModel(ResroutePreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, one of them")
         x: Tensor = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
-        if self.positions is not None and x.shape[1] > self.positions.num_embeddings:
-            raise ValueError(
-                f"{x.shape[1]} tokens exceed the {self.positions.num_embeddings} positions that "
-                "the model has learned"
-            )
         if any(parameter.device != x.device for parameter in self.policy.parameters()):
             raise ValueError(
                 "the policy is not where the embedding is: layers read each other's updates, so "
@@ -317,12 +313,30 @@ class ResrouteForCausalLM(ResroutePreTrainedModel, GenerationMixin):
 
 def _positions(x: Tensor, attention_mask: Tensor | None, cache: Any) -> Tensor:
     """Places (B or 1, T) of tokens, among those that are not padding where a mask tells them."""
-    length = x.shape[1]
-    if attention_mask is not None and attention_mask.dim() == 2:
-        places = attention_mask.long().cumsum(-1) - 1
-        return places.clamp(min=0)[:, -length:].to(x.device)
     past = 0 if cache is None else cache.get_seq_length()
-    return (torch.arange(length, device=x.device) + past).unsqueeze(0)
+    columns = (torch.arange(x.shape[1], device=x.device) + past).unsqueeze(0)
+    if attention_mask is None or attention_mask.dim() != 2:
+        return columns
+    # of a static cache it is a tensor; what was compiled has no number to compare
+    if isinstance(past, int) and attention_mask.shape[1] < past + x.shape[1]:
+        raise ValueError(
+            f"attention_mask has {attention_mask.shape[1]} places; it needs one for each of the "
+            f"{past} tokens in the cache and the {x.shape[1]} new ones"
+        )
+    # a mask may go on behind the last token, as that of a static cache does
+    places = (attention_mask.to(x.device).long().cumsum(-1) - 1).clamp(min=0)
+    return places.gather(1, columns.expand(len(places), -1))
+
+
+def _require_learned(position_ids: Tensor, learned: int) -> None:
+    # a look at numbers on a GPU would wait for it; there torch's own assertion has to do
+    if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
+        return
+    if position_ids.numel() and int(position_ids.max()) >= learned:
+        raise ValueError(
+            f"a token in place {int(position_ids.max()) + 1} exceeds the {learned} positions that "
+            "the model has learned"
+        )
 
 
 __all__ = ["ResrouteForCausalLM", "ResrouteModel", "ResroutePreTrainedModel"]

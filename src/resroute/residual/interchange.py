@@ -10,6 +10,7 @@
 `layouts` says where this is taken from.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,7 @@ def from_layout(
             belong to another formula; or a size of blocks that the layout does not have.
     """
     form = layout_of(layout)
+    _require_scale(scale)
     names = find_names(state, form, prefix)
     queries = stacked(state, form, [name.query for name in names])
     num_sites, dim = len(names) - (form.readout is not None), queries.shape[1]
@@ -87,8 +89,8 @@ def to_layout(
 ) -> dict[str, Tensor]:
     """A policy's parameters as another implementation names them.
 
-    What `from_layout` took comes back to the bit, given its dtype and prefix (and, but for a
-    rounding in float32, any scale). The other configuration also needs
+    What `from_layout` took comes back to the bit where it was of one dtype, given that and its
+    prefix (and, but for a rounding in float32, any scale). The other configuration also needs
     `block_size(policy, layout)` and `policy.eps`. For `attn-res`, which has no gains, they are
     multiplied into the queries.
 
@@ -110,8 +112,9 @@ def to_layout(
     routed = _representable(policy, form)
     # for what it refuses
     block_size(policy, layout)
-    if not scale:
-        raise UserError("scale must not be zero: it would leave nothing of the logits")
+    _require_scale(scale)
+    if dtype is not None and not dtype.is_floating_point:
+        raise UserError(f"dtype must be one of floating-point numbers, got {dtype}")
     num_layers = routed.num_sites // len(form.sites)
     names = form.names(form.prefix if prefix is None else prefix, num_layers)
     queries = _times(routed.query.detach(), 1 / scale)
@@ -125,6 +128,9 @@ def to_layout(
             query = query.unsqueeze(0)
             found[name.gain] = gain.to(dtype or gain.dtype, copy=True)
         found[name.query] = query.to(dtype or query.dtype, copy=True)
+    lost = [name for name, tensor in found.items() if not bool(tensor.isfinite().all())]
+    if lost and bool(queries.isfinite().all() and gains.isfinite().all()):
+        raise UserError(f"{lost[0]} is beyond {dtype}; take another dtype")
     return found
 
 
@@ -153,6 +159,11 @@ def block_size(policy: Policy[Any], layout: str) -> int:
                 f"{routed.num_sites} is none of these"
             )
     return size
+
+
+def _require_scale(scale: float) -> None:
+    if not (math.isfinite(scale) and scale):
+        raise UserError(f"scale must be a number other than zero, got {scale:g}")
 
 
 def _times(values: Tensor, factor: float) -> Tensor:

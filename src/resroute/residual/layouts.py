@@ -93,7 +93,7 @@ REFUSED = {
 }
 """Why other implementations have no counterpart here."""
 
-_ROUTING = r"(?:\w+_)?(?:attn|attention|mlp)_res(?:_\w+)?(?:\.\w+)*"
+_ROUTING = r"(?:(?:\w+_)?(?:attn|attention|mlp)_res(?:_\w+)?|\w+_null_source)(?:\.\w+)*"
 _READOUT = r"(?:\w+_)?res_(?:proj|norm|bias|query|gate)(?:\.\w+)*"
 
 
@@ -119,6 +119,8 @@ def find_names(state: Iterable[str], layout: Layout, prefix: str | None) -> list
             another formula.
     """
     state = list(state)
+    if prefix and not prefix.endswith("."):
+        raise UserError(f"prefix must end in a dot, such as {prefix + '.'!r}")
     prefix = _prefix(state, layout) if prefix is None else prefix
     _refuse_others(state, layout, prefix)
     own = "|".join(re.escape(names.query) for names in layout.sites)
@@ -127,6 +129,21 @@ def find_names(state: Iterable[str], layout: Layout, prefix: str | None) -> list
     if not numbers:
         raise UserError(
             f"the state has no {prefix}layers.N.{layout.sites[0].query}, as {layout.name} has"
+        )
+    layers, missing = set(numbers), max(numbers) + 1 - len(set(numbers))
+    if missing:
+        first = next(n for n in range(max(numbers)) if n not in layers)
+        raise UserError(
+            f"{missing} of {max(numbers) + 1} layers have no {layout.sites[0].query}, first layer "
+            f"{first}: give the state of the whole model"
+        )
+    # whatever else a layer has: where one file of several was read, the last ones may lack routing
+    others = re.compile(rf"{re.escape(prefix)}layers\.(\d+)\..+")
+    deepest = max(int(match[1]) for name in state if (match := others.fullmatch(name)))
+    if deepest > max(numbers):
+        raise UserError(
+            f"layers {max(numbers) + 1} to {deepest} have no {layout.sites[0].query}; give the "
+            "state of the whole model"
         )
     return layout.names(prefix, max(numbers) + 1)
 
@@ -143,6 +160,8 @@ def stacked(
     for name in names:
         if name not in state:
             raise UserError(f"the state has no {name}, as {layout.name} has")
+        if not isinstance(state[name], Tensor):
+            raise UserError(f"{name} must be a tensor, got {type(state[name]).__name__}")
         row = state[name].detach()
         dim = row.numel() if dim is None else dim
         if not row.is_floating_point() or row.shape not in ((dim,), (1, dim)):

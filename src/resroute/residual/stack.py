@@ -1,7 +1,7 @@
 """A stack of anyone's sublayers over a residual stream that a policy carries."""
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,12 +76,7 @@ class RoutedStack(nn.Module):
         self.sublayers = _modules("sublayer", sublayers)
         self.policy = _policy(policy, len(self.sublayers), dim, kinds)
         self.norms = None if norms is None else _modules("norm", norms)
-        for name, modules in (("sublayers", self.sublayers), ("norms", self.norms)):
-            if modules is not None and len(modules) != self.policy.num_sites:
-                raise UserError(
-                    f"the policy has {self.policy.num_sites} sites, one a sublayer, got "
-                    f"{len(modules)} {name}"
-                )
+        self._require_as_many()
         self.update_of = update_of
         self.activation_checkpointing = activation_checkpointing
 
@@ -99,6 +94,7 @@ class RoutedStack(nn.Module):
         """
         if not torch.compiler.is_compiling():
             _require_whole(self.policy, x)
+            self._require_as_many()
         stream, size = self.policy.start(x), len(self.policy.kinds)
         recomputes = self.activation_checkpointing and torch.is_grad_enabled()
         for first in range(0, self.policy.num_sites, size):
@@ -117,9 +113,24 @@ class RoutedStack(nn.Module):
                 read = policy.read(stream, site)
             else:
                 read, stream = policy.read_normalised(stream, site, self.norms[site])
+            version = _version(read)
             output = self.sublayers[site](read, *args, **kwargs)
+            if _version(read) != version:
+                raise UserError(
+                    f"sublayer {site} ({site_name(policy, site)}) changes what it reads in place, "
+                    "and others read that too; let it make a new tensor (inplace=False)"
+                )
             stream = policy.write(stream, site, self._update(site, output))
         return stream
+
+    def _require_as_many(self) -> None:
+        """Refuse what was changed after it was made: sublayers would be left out."""
+        for name, modules in (("sublayers", self.sublayers), ("norms", self.norms)):
+            if modules is not None and len(modules) != self.policy.num_sites:
+                raise UserError(
+                    f"the policy has {self.policy.num_sites} sites, one a sublayer, got "
+                    f"{len(modules)} {name}"
+                )
 
     def _update(self, site: int, output: Any) -> Tensor:
         if self.update_of is not None and not isinstance(output, Tensor):
@@ -129,6 +140,11 @@ class RoutedStack(nn.Module):
                 f"sublayer {site} ({site_name(self.policy, site)}) returned a "
                 f"{type(output).__name__}; return the update alone, or take it out by update_of, "
                 "such as operator.itemgetter(0)"
+            )
+        if output.is_complex():
+            raise UserError(
+                f"sublayer {site} ({site_name(self.policy, site)}) returned complex numbers; the "
+                "stream has real ones"
             )
         return output
 
@@ -143,7 +159,17 @@ def _require_whole(policy: Policy[Any], x: Tensor) -> None:
         )
 
 
+def _version(read: Tensor) -> int:
+    """How often a tensor was changed in place; tensors of inference mode do not count it."""
+    counts = not (torch.compiler.is_compiling() or read.is_inference())
+    return read._version if counts else 0
+
+
 def _modules(what: str, modules: Iterable[nn.Module]) -> nn.ModuleList:
+    if isinstance(modules, Mapping | nn.ModuleDict) or not isinstance(modules, Iterable):
+        raise UserError(
+            f"{what}s must be modules in order, one a site, got {type(modules).__name__}"
+        )
     found = list(modules)
     for place, module in enumerate(found):
         if not isinstance(module, nn.Module):
@@ -174,7 +200,8 @@ def _policy(
             f"to build {policy.label} a stack needs dim, the width, and kinds, what the sublayers "
             'of one layer are, such as ("attention", "mlp")'
         )
-    if isinstance(kinds, str) or not kinds:
+    # a set has no order, and would have another one in each process
+    if not isinstance(kinds, list | tuple) or not kinds:
         raise UserError(f'kinds must be names, such as ("attention", "mlp"), got {kinds!r}')
     if num_sublayers % len(kinds):
         raise UserError(
