@@ -115,6 +115,19 @@ def test_new_folder_appears_whole(tmp_path: Path) -> None:
     assert names(target.parent) == ["new"]
 
 
+def test_new_folder_is_read_by_whoever_may_read_it(tmp_path: Path) -> None:
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600), (0o002, 0o664)):
+        former = os.umask(mask)
+        try:
+            with files.new_folder(tmp_path / f"{mask}") as folder:
+                (folder / "a").touch(mode=0o600)
+                (folder / "b").write_text("1")
+        finally:
+            os.umask(former)
+        for file in (tmp_path / f"{mask}").iterdir():
+            assert file.stat().st_mode & 0o777 == mode
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, UserError])
 def test_new_folder_leaves_nothing_where_its_body_fails(
     tmp_path: Path, error: type[BaseException]

@@ -87,7 +87,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path`, which takes its place where the body succeeds.
 
-    Everything in it is flushed first. Where the body fails, nothing is left behind.
+    Everything in it is flushed first, and read by whoever may read the folder (safetensors makes
+    files of their owner alone). Where the body fails, nothing is left behind.
 
     Raises:
         FileExistsError: `path` has files by now.
@@ -105,7 +106,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         with writing(path):
             yield folder
+            # what the user's mask leaves of a folder
+            mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
             for file in folder.iterdir():
+                if file.is_file() and os.name != "nt":
+                    file.chmod(mode)
                 flush(file)
             flush(folder)
             is_placed = _take_place(folder, path)

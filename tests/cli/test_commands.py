@@ -234,6 +234,17 @@ def test_a_tiny_top_p_is_greedy(run: Any, place: Path) -> None:
     assert run("sample", "runs/base", "--tokens", "4", "--top-p", "1e-300").out == greedy
 
 
+def test_a_report_without_matplotlib_says_what_it_has_found(
+    run: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    outcome = run("report", "runs", "--out", "page")
+    assert outcome.code == 2
+    assert "gap to floor" in outcome.out
+    assert "resroute[report]" in outcome.err
+    assert not (place / "page").exists()
+
+
 def test_report(run: Any, place: Path) -> None:
     runs = tree(place / "runs/base")
     outcome = run("report", "runs", "--out", "page", "--title", "\udcff<b>\x00")

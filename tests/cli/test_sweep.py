@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from resroute.cli.sweep import _time
+import resroute as rr
+from resroute.cli.sweep import _Display, _summary, _time
 from resroute.experiments import CellState, Estimator, Task
 
 SMALL = (
@@ -111,6 +112,61 @@ def test_an_unknown_suite_is_named(refused, small):
 )
 def test_times_are_rounded_to_what_a_person_needs(seconds, text):
     assert _time(seconds) == text
+
+
+def test_losses_are_averaged_over_seeds_alone(make_config):
+    def state(name, loss, **options):
+        config = make_config(rr.WAV(num_blocks=1), **options)
+        task = Task(name=name, config=config)
+        return CellState(task=task, state="finished", step=6, loss=loss, seconds=1.0)
+
+    def rows(states):
+        found = _summary(states)
+        cells = [list(column.cells) for column in found.columns]
+        return [column.header for column in found.columns], list(zip(*cells, strict=True))
+
+    seeds = [state("a", 2.0, seed=0), state("b", 3.0, seed=1)]
+    header, (row,) = rows(seeds)
+    assert header == ["corpus", "method", "2 layers"]
+    assert row[1:] == ("WAV", "2.5000 (n=2)")
+    rates = [
+        state(f"{rate}{seed}", rate * 100 + seed, seed=seed, learning_rate=rate)
+        for rate in (0.01, 0.003)
+        for seed in (0, 1)
+    ]
+    header, found = rows(rates)
+    assert header == ["corpus", "method", "rate", "2 layers"]
+    assert [row[2:] for row in found] == [("0.01", "1.5000 (n=2)"), ("0.003", "0.8000 (n=2)")]
+    longer = [state("a", 2.0), state("b", 1.0, steps=12)]
+    header, found = rows(longer)
+    assert header[2] == "steps"
+    assert [row[2:] for row in found] == [("6", "2.0000 (n=1)"), ("12", "1.0000 (n=1)")]
+    # a rate of its own for each depth is no axis
+    depths = [state("a", 2.0), state("b", 1.0, model={"num_layers": 4}, learning_rate=0.5)]
+    header, (row,) = rows(depths)
+    assert header == ["corpus", "method", "2 layers", "4 layers"]
+    assert row[2:] == ("2.0000 (n=1)", "1.0000 (n=1)")
+
+
+def test_cells_that_end_at_once_are_counted_one_by_one(make_config, capsys):
+    def states(*kinds):
+        return [
+            CellState(
+                task=Task(name=name, config=make_config(out=name)),
+                state=kind, step=0, loss=1.0, seconds=1.0,
+            )
+            for name, kind in zip("abc", kinds, strict=True)
+        ]  # fmt: skip
+
+    display = _Display(Estimator(jobs=2, threads=1))
+    display.watch(states("finished", "running", "running"))
+    display.watch(states("finished", "finished", "finished"))
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.search(r"\d/\d finished", line)[0] for line in lines] == [
+        "1/3 finished",
+        "2/3 finished",
+        "3/3 finished",
+    ]
 
 
 def test_what_is_left_is_in_proportion_to_steps_and_shared_among_jobs(make_config):

@@ -282,7 +282,6 @@ def report(options: argparse.Namespace) -> None:
         plan=plan,
         unfinished=unfinished,
     )
-    files = experiments.save_report(made, runs, Path(options.out or folder), plan)
     console = terminal()
     if made.has_groups:
         table = experiments.groups_table(made.study, is_short=True)
@@ -292,7 +291,8 @@ def report(options: argparse.Namespace) -> None:
     for line in [*made.findings, *made.notes, "\n".join(made.health)]:
         if line:
             print(f"\n{printable(line)}")
-    print_files(files)
+    # last: where it fails, what was found has been said
+    print_files(experiments.save_report(made, runs, Path(options.out or folder), plan))
 
 
 def residual_of(method: str, blocks: int | None) -> ResidualConfig:

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -205,21 +206,22 @@ class _Display:
         """Show how far the cells have come."""
         left = self.estimator(states)
         counts = Counter(state.state for state in states)
-        line = (
-            f"{counts['finished']}/{len(states)} finished, {counts['running']} running"
-            + (f", {counts['failed']} failed" if counts["failed"] else "")
-            + f", about {_time(left.wall)} left"
+        others = (f", {counts['failed']} failed" if counts["failed"] else "") + (
+            f", about {_time(left.wall)} left"
         )
+        running = f"{counts['running']} running"
+        line = f"{counts['finished']}/{len(states)} finished, {running}{others}"
         finished = {state.task.name for state in states if state.state == "finished"}
         if self.ended is None:
             self.ended = finished
             if not self.console.is_terminal:
                 self.say(line)
         new = [s for s in states if s.task.name in finished - self.ended]
-        self.ended = finished
-        for state in new:
+        known, self.ended = len(finished) - len(new), finished
+        for number, state in enumerate(new, 1):
             loss = "no loss" if state.loss is None else f"loss {state.loss:.4f}"
-            self.say(f"{state.task.name}: {loss}, {_time(state.seconds or 0)}; {line}")
+            done = f"{known + number}/{len(states)} finished{others}"
+            self.say(f"{state.task.name}: {loss}, {_time(state.seconds or 0)}; {done}")
         if self.console.is_terminal:
             self.live.update(Group(_running(states), Text(), _summary(states), Text(line)))
 
@@ -240,23 +242,51 @@ def _running(states: list[CellState]) -> Table:
 
 
 def _summary(states: list[CellState]) -> Table:
-    """Mean loss so far of each method and corpus, a column a depth."""
-    losses: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Mean loss so far over the seeds of each method and corpus, a column a depth.
+
+    Where a suite moves along an axis of its own, a row is also of one place on it.
+    """
+    losses: dict[tuple[str, ...], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     depths = sorted({state.task.config.model.num_layers for state in states})
+    axes = _axes(states)
     for state in states:
         config = state.task.config
-        row = losses[Path(config.data).name, experiments.series_label(config)]
+        places = [f"{value(config):g}" for value in axes.values()]
+        row = losses[Path(config.data).name, experiments.series_label(config), *places]
         if state.state == "finished" and state.loss is not None:
             row[config.model.num_layers].append(state.loss)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("corpus")
     table.add_column("method")
+    for axis in axes:
+        table.add_column(axis, justify="right")
     for depth in depths:
         table.add_column(f"{depth} layers", justify="right")
-    for (corpus, series), by_depth in losses.items():
+    for names, by_depth in losses.items():
         cells = [
             f"{sum(v) / len(v):.4f} (n={len(v)})" if (v := by_depth[depth]) else "-"
             for depth in depths
         ]
-        table.add_row(corpus, series, *cells)
+        table.add_row(*names, *cells)
     return table
+
+
+def _axes(states: list[CellState]) -> dict[str, Callable[[TrainConfig], float]]:
+    """What differs among cells of one method, corpus, depth and seed, besides its blocks."""
+    known: dict[str, Callable[[TrainConfig], float]] = {
+        "rate": lambda config: config.learning_rate,
+        "width": lambda config: config.model.dim,
+        "steps": lambda config: config.steps,
+        "blocks": lambda config: getattr(config.model.residual, "num_blocks", None) or 0,
+    }
+    found: dict[str, dict[object, set[float]]] = {name: defaultdict(set) for name in known}
+    for state in states:
+        config = state.task.config
+        key = (config.data, experiments.series_label(config), config.model.num_layers, config.seed)
+        for name, value in known.items():
+            found[name][key].add(value(config))
+    return {
+        name: value
+        for name, value in known.items()
+        if any(len(places) > 1 for places in found[name].values())
+    }

@@ -115,13 +115,13 @@ def save_report(
         UserError: Two runs of one name, a folder of another plan, matplotlib missing, or `out` not
             writable.
     """
+    figures = _figures(report)
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"{out}: cannot be made ({error.strerror}); choose another folder"
         ) from None
-    figures = _figures(report)
     drawings = {Path(name).stem: data for name, data in figures.items() if name.endswith(".svg")}
     results = write_results(runs, out, plan)
     files = {
