@@ -1,8 +1,8 @@
 """How other implementations of Attention Residuals write down what their routing learned.
 
-Assumed: names, units of blocks and readouts as in attn-res 0.1.0, flash-linear-attention 0.5 and
-the published weights of Kimi K3, read in 2026; none of the three was run against this. In all of
-them the embedding is a source of its own, values are raw, and keys are RMS-normalised with the
+Names, units of blocks and readouts are as in attn-res 0.1.0, which the tests run beside this, and,
+read in 2026 and not run, in flash-linear-attention 0.5 and the published weights of Kimi K3. In all
+of them the embedding is a source of its own, values are raw, and keys are RMS-normalised with the
 `eps` of the model's other norms, inside the root. The first site has a query too, without effect:
 there is one source.
 """
