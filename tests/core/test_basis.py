@@ -41,6 +41,28 @@ def test_controls():
     assert sorted(signs("random", ("x",) * 3, 0)) == [-1.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("layers", [3, 4, 12])
+def test_random_controls_are_none_of_the_details_and_not_each_other(layers):
+    kinds = LAYER * layers
+    meant = [signs("phase", kinds), signs("split", kinds)]
+    for seed in range(200):
+        first, second = signs("random", kinds, seed), signs("random_2", kinds, seed)
+        assert sum(first) == sum(second) == 0
+        for drawn, others in ((first, meant), (second, [*meant, first])):
+            for other in others:
+                assert drawn != other
+                assert drawn != [-sign for sign in other]
+
+
+def test_short_blocks_have_no_other_direction():
+    assert signs("random", LAYER, 0) in ([1.0, -1.0], [-1.0, 1.0])
+    # phase, split and one more, up to sign
+    edges = [1.0, -1.0, -1.0, 1.0]
+    for seed in range(20):
+        assert signs("random", LAYER * 2, seed) in (edges, [-sign for sign in edges])
+        assert sum(signs("random_2", LAYER * 2, seed)) == 0
+
+
 def test_unknown_basis_names_a_close_one():
     with pytest.raises(UserError, match=r"unknown basis 'fase' \(did you mean 'phase'\?\)"):
         signs("fase", LAYER)

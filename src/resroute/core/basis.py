@@ -7,6 +7,9 @@ from resroute.config import UserError, suggestion
 
 SignRule = Callable[[Sequence[str], int], list[float]]
 
+# short blocks have nothing but what is avoided
+_MOST_DRAWS = 100
+
 SIGN_RULES: dict[str, SignRule] = {}
 """Detail bases by name: from the kinds of a block's sites and a seed to one sign a site."""
 
@@ -72,19 +75,38 @@ def duplicate_again(kinds: Sequence[str], seed: int) -> list[float]:
 
 @sign_rule("random")
 def random_signs(kinds: Sequence[str], seed: int) -> list[float]:
-    """Zero-sum signs in a seeded random order: a control for directions without meaning."""
-    return _shuffled(kinds, random.Random(seed))
+    """Zero-sum signs in a seeded random order: a control for directions without meaning.
+
+    Neither phase nor split, nor their negatives, where the block has other directions: a block of
+    two layers has one, a block of three eight.
+    """
+    return _shuffled(kinds, random.Random(seed), _meant(kinds))
 
 
 @sign_rule("random_2")
 def random_signs_again(kinds: Sequence[str], seed: int) -> list[float]:
-    """As `random`, drawn anew: two controls have as many sources as two details."""
-    return _shuffled(kinds, random.Random(f"again, {seed}"))
+    """Another one than `random`: two controls have as many sources as two details."""
+    avoided = [*_meant(kinds), random_signs(kinds, seed)]
+    return _shuffled(kinds, random.Random(f"again, {seed}"), avoided)
 
 
-def _shuffled(kinds: Sequence[str], draw: random.Random) -> list[float]:
+def _meant(kinds: Sequence[str]) -> list[list[float]]:
+    """The details of WAV that a block has."""
+    found = [split(kinds, 0)]
+    if kinds.count("attention") == kinds.count("mlp") > 0:
+        found.append(phase(kinds, 0))
+    return found
+
+
+def _shuffled(
+    kinds: Sequence[str], draw: random.Random, avoided: Sequence[list[float]]
+) -> list[float]:
+    """Signs in a random order; another one where they are avoided, up to sign, if there is any."""
     values = split(kinds, 0)
-    draw.shuffle(values)
+    for _ in range(_MOST_DRAWS):
+        draw.shuffle(values)
+        if values not in avoided and [-value for value in values] not in avoided:
+            break
     return values
 
 

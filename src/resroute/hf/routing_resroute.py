@@ -322,12 +322,24 @@ def _signs(name: str, block: range, seed: int) -> list[float]:
     """Signs of a basis over the sites of a block."""
     half = len(block) // 2
     split = [1.0] * half + [-1.0] * half
-    if name == "phase":
-        return [-1.0 if site % 2 else 1.0 for site in block]
+    phase = [-1.0 if site % 2 else 1.0 for site in block]
     if name in ("duplicate", "duplicate_2"):
         return [1.0] * len(block)
-    if name in ("random", "random_2"):
-        random.Random(seed if name == "random" else f"again, {seed}").shuffle(split)
-    elif name != "split":
+    if name == "random":
+        return _drawn(split, random.Random(seed), [split, phase])
+    if name == "random_2":
+        first = _signs("random", block, seed)
+        return _drawn(split, random.Random(f"again, {seed}"), [split, phase, first])
+    if name not in ("phase", "split"):
         raise ValueError(f"unknown basis {name!r}; install resroute, which may have it")
-    return split
+    return phase if name == "phase" else split
+
+
+def _drawn(values: list[float], draw: random.Random, avoided: list[list[float]]) -> list[float]:
+    """Signs in a random order that is not avoided, up to sign, where the block has another."""
+    values = list(values)
+    for _ in range(100):
+        draw.shuffle(values)
+        if values not in avoided and [-value for value in values] not in avoided:
+            break
+    return values
