@@ -388,7 +388,7 @@ def test_at_equal_time_the_slower_method_is_read_off_its_curve():
     curve = {0: 3.0, 50: 2.0, 100: 1.0}
     runs = [
         run(PreNorm(), 1.5, 0, curve={0: 3.0, 100: 1.5}, speed=100.0),
-        run(WAV(), 1.0, 0, curve=curve, speed=50.0),
+        run(WAV(), 1.0, 0, curve=curve, speed=70.0),
         # the median of three speeds is 75, so WAV gets through 750 of 1000 tokens
         run(WAV(), 1.0, 1, curve={0: 3.0, 50: 2.2, 100: 1.0}, speed=75.0),
         run(WAV(), 1.0, 2, curve=curve, speed=80.0),
@@ -401,9 +401,44 @@ def test_at_equal_time_the_slower_method_is_read_off_its_curve():
     assert compare(runs[1:]).equal_compute == ()
     # without a curve, an evaluation before that time in every run, or a speed
     assert compare([runs[0], run(WAV(), 1.0, speed=50.0)]).equal_compute == ()
+    # speeds that tell more of what else the machine did than of the method
+    noisy = compare([*runs, run(WAV(), 1.0, 3, curve=curve, speed=55.0)])
+    assert noisy.equal_compute == ()
+    (note,) = (note for note in noisy.notes if "equal training time" in note)
+    assert "are left out at 4 layers on tales: speeds of equal runs differ up to 1.5 times" in note
+    assert not any("equal training time" in note for note in compare(runs).notes)
     late = run(WAV(), 1.0, 3, curve={80: 1.2, 100: 1.0}, speed=75.0)
     assert compare([*runs, late]).equal_compute == ()
     assert compare([runs[0], run(WAV(), 1.0, curve=curve, speed=None)]).equal_compute == ()
+
+
+def test_a_primary_contrast_has_no_verdict_before_its_seeds_are_there():
+    contrast = Contrast(treatment="WAV", baseline="PreNorm", num_layers=4)
+    runs = [*seeds(WAV(), [1.0, 1.1, 1.2]), *seeds(PreNorm(), [2.0, 2.1, 2.201])]
+    (found,) = compare(runs, primary=contrast, primary_seeds=5).differences
+    assert (found.verdict, found.planned) == ("interim", 5)
+    assert verdict_text(found) == "an interim look at n=3 of 5, no verdict"
+    (found,) = compare(runs, primary=contrast, primary_seeds=3).differences
+    assert found.verdict == "better"
+    # one corpus is one test
+    assert found.p_holm is None
+
+
+def test_a_primary_contrast_on_two_corpora_is_two_tests():
+    contrast = Contrast(treatment="WAV", baseline="PreNorm", num_layers=4)
+    runs = [
+        one
+        for corpus, noise in (("tales", 0.01), ("letters", 0.1))
+        for residual, loss in ((WAV(), 1.0), (PreNorm(), 2.0))
+        for one in seeds(
+            residual, [loss, loss + 0.1 + noise * (loss > 1), loss + 0.2], corpus=corpus
+        )
+    ]
+    found = compare(runs, primary=contrast).differences
+    assert all(one.is_primary for one in found)
+    small, large = sorted(found, key=lambda one: one.p_value)
+    assert small.p_holm == pytest.approx(2 * small.p_value)
+    assert large.p_holm == pytest.approx(max(large.p_value, small.p_holm))
 
 
 def test_verdicts_in_words():

@@ -5,11 +5,16 @@ import pytest
 import resroute as rr
 from resroute.analysis import Run
 from resroute.config import UserError
-from resroute.experiments.rates import best_rates
+from resroute.experiments.plan import Plan, write_plan
+from resroute.experiments.rates import best_rates, read_rates
 
 
-def _run(residual, depth, rate, seed, loss, corpus="tales"):
+def _run(residual, depth, rate, seed, loss, corpus="tales", steps=240):
     summary = {
+        "precision": "float32",
+        "device": "cpu",
+        "parameters": 10,
+        "steps": steps,
         "label": residual.label,
         "method": residual.type_name,
         "corpus": corpus,
@@ -17,8 +22,9 @@ def _run(residual, depth, rate, seed, loss, corpus="tales"):
         "seed": seed,
         "validation_loss": loss,
     }
+    config = {"learning_rate": rate, "steps": steps}
     return Run(
-        path=Path("x"), name="x", config={"learning_rate": rate}, metrics=[], summary=summary,
+        path=Path("x"), name=f"{rate}-{steps}", config=config, metrics=[], summary=summary,
         depth_weights=None, sample=None,
     )  # fmt: skip
 
@@ -55,6 +61,41 @@ def test_what_was_not_tuned_takes_the_nearest(rates):
     assert rates.rate(rr.WAV(), 12, "data/letters") == 0.2
     # variants take the rate of their method
     assert rates.rate(rr.WAV(bases=("split",)), 48, "data/tales") == 0.1
+
+
+def test_where_rates_come_from_is_told(rates):
+    assert rates.told == (
+        "Learning rates were chosen among 0.1, 0.2, 0.4 by runs of 240 steps on letters and tales, "
+        "2 seeds each. At an end of these did best: WAV at 48 layers (0.1), WAV at 48 layers (0.2)."
+    )
+
+
+def test_runs_that_differ_in_more_tell_no_rate():
+    runs = [_run(rr.WAV(), 12, 0.1, 0, 1.0), _run(rr.WAV(), 12, 0.2, 0, 0.9, steps=2400)]
+    with pytest.raises(UserError, match=r"do not tell a learning rate, they differ in steps \(240"):
+        best_rates(runs, "here")
+
+
+def test_rates_are_compared_over_equal_seeds():
+    runs = [
+        *(_run(rr.WAV(), 12, rate, 0, loss) for rate, loss in ((0.1, 1.0), (0.2, 1.1))),
+        *(_run(rr.WAV(), 12, rate, 1, loss) for rate, loss in ((0.1, 1.0), (0.2, 1.1))),
+        # as many, but not those of the others
+        _run(rr.WAV(), 12, 0.3, 1, 0.1),
+        _run(rr.WAV(), 12, 0.3, 2, 0.1),
+    ]
+    with pytest.raises(UserError, match="has one learning rate alone"):
+        best_rates(runs, "here")
+    assert best_rates(runs[:4], "here").rate(rr.WAV(), 12, "tales") == 0.1
+
+
+def test_an_unfinished_sweep_of_rates_says_so(tmp_path, monkeypatch):
+    runs = [_run(rr.WAV(), 12, 0.1, 0, 1.0), _run(rr.WAV(), 12, 0.2, 0, 0.9)]
+    monkeypatch.setattr("resroute.experiments.rates.runs_of", lambda folder: runs)
+    names = (*(run.name for run in runs), "0.4-240")
+    write_plan(tmp_path, Plan(suite="learning_rate", baseline=None, primary=None, runs=names))
+    with pytest.warns(UserWarning, match=r"1 of 3 cells are not finished \(0\.4-240\): learning"):
+        assert read_rates(tmp_path).rate(rr.WAV(), 12, "tales") == 0.2
 
 
 def test_a_method_without_a_rate_is_refused(rates):

@@ -136,13 +136,16 @@ def test_learning_rate_width_and_horizon_move_along_their_axis(base):
 
 
 def test_each_method_takes_its_own_rate(base):
-    rates = Rates(by_cell={("PreNorm", 4, "a"): 0.5, ("WAV", 4, "a"): 0.25}, where="here")
+    rates = Rates(
+        by_cell={("PreNorm", 4, "a"): 0.5, ("WAV", 4, "a"): 0.25}, where="here", told="By hand."
+    )
     design = Design(
         bases=(base,), layers=(4,), seeds=1, methods=(rr.PreNorm(), rr.WAV()), rates=rates
     )
 
     found = make_suite("horizon", dataclasses.replace(design, axis=(1,)))
     assert [c.learning_rate for c in found.cells] == [0.5, 0.25]
+    assert found.rates == "By hand."
 
 
 def test_designs_that_name_nothing_are_refused(base):

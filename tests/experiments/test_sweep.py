@@ -125,6 +125,24 @@ def test_cells_that_another_suite_has_trained_are_taken_over(
         sweep(more, tmp_path / "c", here, results=ablation, reuse=tmp_path / "nowhere")
 
 
+def test_a_primary_contrast_is_not_taken_over(make_paper, make_design, here, tmp_path):
+    seen = tmp_path / "seen"
+    sweep(make_suite("ablation", make_design(layers=(4,))), tmp_path / "a", here, results=seen)
+    with pytest.raises(UserError, match="a cell of the primary contrast, which is declared before"):
+        sweep(make_paper(), tmp_path / "b", here, results=tmp_path / "new", reuse=seen)
+    assert not (tmp_path / "new" / "runs.csv").exists()
+
+
+def test_seeds_of_the_primary_contrast_are_kept_and_so_is_their_raise(make_paper, here, tmp_path):
+    out, results = tmp_path / "runs", tmp_path / "results"
+    sweep(make_paper(seeds=1, primary_seeds=2), out, here, results=results)
+    assert read_plan(results).primary_seeds == (2,)
+    sweep(make_paper(seeds=1, primary_seeds=1), out, here, results=results)
+    assert read_plan(out).primary_seeds == (2,)
+    sweep(make_paper(seeds=1, primary_seeds=3), out, here, results=results)
+    assert read_plan(out).primary_seeds == read_plan(results).primary_seeds == (2, 3)
+
+
 def test_a_cell_whose_process_dies_is_tried_again_twice(make_paper, here, tmp_path):
     deaths = {}
     train = here.train
@@ -210,8 +228,6 @@ def test_the_primary_contrast_is_declared_once(make_paper, here, tmp_path):
 
 
 def test_a_folder_of_another_suite_is_refused(make_paper, make_design, here, tmp_path):
-    from resroute.experiments import make_suite
-
     sweep(make_paper(seeds=1, primary_seeds=1, layers=(2,)), tmp_path, here)
 
     with pytest.raises(UserError, match="holds the suite 'paper', not 'horizon'"):

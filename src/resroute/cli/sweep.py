@@ -38,9 +38,13 @@ def sweep(options: argparse.Namespace) -> None:
     if reuse is not None and results is None:
         raise UserError("--reuse copies cells into a folder of results: name it with --results")
     if options.dry_run:
+        # what the sweep itself would refuse
+        experiments.make_plan(suite, tasks, out, results)
         states = experiments.states(tasks, results, reuse)
         print("\n".join(_plan_lines(suite, states, estimator(states), out)))
         return
+    if options.hours is not None and options.hours < 0:
+        raise UserError(f"--hours must not be negative, got {options.hours:g}")
     until = math.inf if options.hours is None else time.monotonic() + 3600 * options.hours
 
     def may_start(task: experiments.Task) -> bool:
@@ -71,10 +75,9 @@ def sweep(options: argparse.Namespace) -> None:
         )
     waiting = sum(state.state == "waiting" for state in states)
     held = f", {waiting} wait: they need more --hours" if waiting else ""
-    print(
-        f"\n{out}: {len(states) - waiting} cells finished{held}; `resroute report "
-        f"{results or out}` compares them"
-    )
+    done = len(states) - waiting
+    compares = f"; `resroute report {results or out}` compares them" if done else ""
+    print(f"\n{out}: {done} cells finished{held}{compares}")
 
 
 def _engine(options: argparse.Namespace) -> tuple[experiments.Engine, int]:

@@ -40,6 +40,7 @@ from resroute.experiments.suites import make_suite as make_suite
 from resroute.experiments.suites import series_label as series_label
 from resroute.experiments.sweep import CellState as CellState
 from resroute.experiments.sweep import SweepStopped as SweepStopped
+from resroute.experiments.sweep import make_plan as make_plan
 from resroute.experiments.sweep import plan_tasks as plan_tasks
 from resroute.experiments.sweep import states as states
 from resroute.experiments.sweep import sweep as sweep
@@ -72,6 +73,7 @@ __all__ = [
     "importance",
     "inspect_model",
     "inspect_run",
+    "make_plan",
     "make_report",
     "make_suite",
     "plan_tasks",

@@ -8,7 +8,7 @@ from resroute.analysis import Run
 from resroute.analysis.runs import nats_of
 from resroute.config import suggestion
 from resroute.experiments.conditions import check_comparable, check_seed_alone, environment
-from resroute.experiments.curves import equal_compute, gap, median_speed
+from resroute.experiments.curves import equal_compute, gap, median_speed, speed_spread
 from resroute.experiments.series import block_notes, series_names, series_order
 from resroute.experiments.statistics import holm, paired, summarise
 from resroute.experiments.study import (
@@ -23,12 +23,18 @@ from resroute.experiments.study import (
 
 ALPHA = 0.05
 _BASELINE = "PreNorm"
+# of equal runs, fastest to slowest: beyond it a speed says more of the machine than of a method
+_MOST_SPREAD = 1.25
 # e to this is far above any vocabulary, and its square is still a number
 _LARGEST_LOSS = 300.0
 
 
 def compare(
-    runs: Sequence[Run], *, baseline: str | None = None, primary: Contrast | None = None
+    runs: Sequence[Run],
+    *,
+    baseline: str | None = None,
+    primary: Contrast | None = None,
+    primary_seeds: int | None = None,
 ) -> Study:
     """Average runs over seeds, and compare series in each setting.
 
@@ -40,6 +46,7 @@ def compare(
         runs: Finished runs.
         baseline: A series; None takes PreNorm, or without it the first series.
         primary: The contrast that was declared before the runs were made.
+        primary_seeds: Seeds planned for it: with fewer there is no verdict yet.
 
     Raises:
         UserError: Runs of one series, setting and learning rate that differ in more than the seed,
@@ -56,9 +63,16 @@ def compare(
     if baseline is None and series:
         baseline = _BASELINE if _BASELINE in series else series[0]
     pairs, notes = _pairs(best, baseline, primary)
-    found = _corrected([_difference(*pair) for pair in pairs])
+    found = _corrected([_difference(*pair, planned=primary_seeds) for pair in pairs])
     gaps = (gap(difference) for difference in found)
-    at_equal_time = [e for _, own in _by_setting(best) for e in equal_compute(own)]
+    noisy = {
+        setting: spread
+        for setting, own in _by_setting(best)
+        if (spread := max(speed_spread(group.runs) for group in own)) > _MOST_SPREAD
+    }
+    at_equal_time = [
+        e for setting, own in _by_setting(best) if setting not in noisy for e in equal_compute(own)
+    ]
     return Study(
         groups=tuple(groups),
         best=tuple(best),
@@ -70,6 +84,7 @@ def compare(
             *_notes_on_series(series, baseline),
             *notes,
             *_notes_on_rates(groups, best),
+            *_notes_on_speeds(noisy),
         ),
     )
 
@@ -77,10 +92,12 @@ def compare(
 def verdict_text(difference: Difference) -> str:
     """A difference in words, losses in nats per character.
 
-    `WAV better by 0.021 (0.012 .. 0.030), n=5`, `no significant difference (n=3)` or
-    `too few seeds (n=1)`.
+    `WAV better by 0.021 (0.012 .. 0.030), n=5`, `no significant difference (n=3)`,
+    `too few seeds (n=1)` or `an interim look at n=3 of 5, no verdict`.
     """
     loss = difference.loss
+    if difference.verdict == "interim":
+        return f"an interim look at n={loss.n} of {difference.planned}, no verdict"
     if difference.verdict not in ("better", "worse") or loss.low is None or loss.high is None:
         return f"{difference.verdict} (n={loss.n})"
     ends = sorted((abs(loss.low), abs(loss.high)))
@@ -179,7 +196,9 @@ def _primary_settings(best: Sequence[Group], primary: Contrast) -> list[Setting]
     return list(found.values())
 
 
-def _difference(treatment: Group, baseline: Group, is_primary: bool) -> Difference:
+def _difference(
+    treatment: Group, baseline: Group, is_primary: bool, *, planned: int | None
+) -> Difference:
     """Without corrected p-value and verdict, which take all differences."""
 
     def summary(value: Callable[[Run], float]) -> Summary:
@@ -203,17 +222,22 @@ def _difference(treatment: Group, baseline: Group, is_primary: bool) -> Differen
         p_holm=None,
         interval=interval,
         verdict="too few seeds",
+        planned=planned if is_primary else None,
     )
 
 
 def _corrected(differences: list[Difference]) -> list[Difference]:
     """With p-values corrected over all exploratory differences, and verdicts."""
-    tested = {
-        i: d.p_value
-        for i, d in enumerate(differences)
-        if d.p_value is not None and not d.is_primary
-    }
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    corrected: dict[int, float] = {}
+    for is_primary in (True, False):
+        tested = {
+            i: d.p_value
+            for i, d in enumerate(differences)
+            if d.p_value is not None and d.is_primary == is_primary
+        }
+        # a declared contrast on one corpus is one test
+        if not is_primary or len(tested) > 1:
+            corrected |= zip(tested, holm(list(tested.values())), strict=True)
     return [
         dataclasses.replace(d, p_holm=corrected.get(i), verdict=_verdict(d, corrected.get(i)))
         for i, d in enumerate(differences)
@@ -224,6 +248,9 @@ def _verdict(difference: Difference, p_holm: float | None) -> Verdict:
     low, high = difference.loss.low, difference.loss.high
     if low is None or high is None:
         return "too few seeds"
+    if difference.planned is not None and difference.loss.n < difference.planned:
+        # to look again and again until the interval excludes zero would find something too often
+        return "interim"
     is_open = low > 0 or high < 0
     if not is_open or not (difference.is_primary or (p_holm is not None and p_holm < ALPHA)):
         return "no significant difference"
@@ -265,6 +292,23 @@ def _notes_on_rates(groups: Sequence[Group], best: Sequence[Group]) -> Iterator[
                 f"{ends[chosen.learning_rate]} of its {len(rates)} learning rates, "
                 f"{chosen.learning_rate:g}; a better one may lie beyond."
             )
+
+
+def _notes_on_speeds(noisy: dict[Setting, float]) -> Iterator[str]:
+    if noisy:
+        yield (
+            f"Losses at equal training time are left out at {_listed(noisy)}: speeds of equal runs "
+            f"differ up to {max(noisy.values()):.1f} times, since the machine did other work. "
+            "`resroute bench step` compares speeds."
+        )
+
+
+def _listed(settings: Iterable[Setting]) -> str:
+    """Settings, those of one corpus together."""
+    depths: dict[str, list[str]] = {}
+    for setting in settings:
+        depths.setdefault(setting.corpus, []).append(str(setting.num_layers))
+    return "; ".join(f"{', '.join(own)} layers on {corpus}" for corpus, own in depths.items())
 
 
 def _by_setting(groups: Iterable[Group]) -> list[tuple[Setting, list[Group]]]:

@@ -54,6 +54,22 @@ def check_seed_alone(runs: Sequence[Run]) -> None:
             )
 
 
+def check_rate_alone(first: Run, second: Run) -> None:
+    """Refuse to choose a learning rate among runs that differ in more than it and the seed.
+
+    Raises:
+        UserError: Names the two runs and the fields.
+    """
+    one, other = _conditions(first), _conditions(second)
+    for conditions in (one, other):
+        conditions.pop("learning_rate", None)
+    if fields := _differing(one, other):
+        raise UserError(
+            f"{first.name} and {second.name} do not tell a learning rate, they differ in {fields}\n"
+            "give a folder of one sweep"
+        )
+
+
 def check_comparable(first: Run, second: Run) -> None:
     """Refuse to compare runs that differ in more than method, learning rate and seed.
 

@@ -58,6 +58,12 @@ def equal_compute(groups: Sequence[Group]) -> list[EqualCompute]:
     return found if len(found) > 1 else []
 
 
+def speed_spread(runs: Sequence[Run]) -> float:
+    """How many times as fast the fastest of equal runs is as the slowest."""
+    known = [float(s) for run in runs if (s := run.summary["tokens_per_second"])]
+    return max(known) / min(known) if known else 1.0
+
+
 def median_speed(runs: Sequence[Run]) -> float | None:
     """Tokens a second in the middle of runs, None where no run tells."""
     found = [run.summary["tokens_per_second"] for run in runs]

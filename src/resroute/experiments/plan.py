@@ -1,5 +1,6 @@
 """What a sweep has set out to do: the cells of its suite and the contrast declared beforehand."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ class Plan:
     """The one comparison that was declared before any run."""
     runs: tuple[str, ...]
     """Names of the run folders, in the order in which they are made."""
+    primary_seeds: tuple[int, ...] = ()
+    """Seeds planned for the primary contrast; a later number was added once results were known."""
+    rates: str | None = None
+    """A sentence on where the learning rates come from."""
 
 
 def read_plan(folder: Path) -> Plan | None:
@@ -69,8 +74,13 @@ def grown(old: Plan | None, new: Plan, folder: Path) -> Plan:
             "it is declared once, before results are known; give another folder with --out"
         )
     added = [name for name in new.runs if name not in old.runs]
-    return Plan(
-        suite=new.suite, baseline=new.baseline, primary=new.primary, runs=(*old.runs, *added)
+    seeds = old.primary_seeds
+    more = tuple(number for number in new.primary_seeds if number > max(seeds, default=0))
+    return dataclasses.replace(
+        new,
+        runs=(*old.runs, *added),
+        primary_seeds=(*seeds, *more),
+        rates=new.rates or old.rates,
     )
 
 

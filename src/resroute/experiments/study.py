@@ -10,7 +10,7 @@ from typing import Literal
 
 from resroute.analysis import Run
 
-Verdict = Literal["better", "worse", "no significant difference", "too few seeds"]
+Verdict = Literal["better", "worse", "no significant difference", "too few seeds", "interim"]
 IntervalKind = Literal["paired t", "bootstrap"]
 
 
@@ -86,10 +86,14 @@ class Difference:
     p_value: float | None
     """Two-sided; None where fewer than two seeds are shared."""
     p_holm: float | None
-    """Corrected over all exploratory differences of the study; None for a primary one. An interval
-    is not corrected: one that excludes zero is a find only where `p_holm` is below 0.05 too."""
+    """Corrected over all exploratory differences of the study; of a primary one over its corpora,
+    None with one corpus. An interval is not corrected: an exploratory one that excludes zero is a
+    find only where `p_holm` is below 0.05 too."""
     interval: IntervalKind
     verdict: Verdict
+    """`interim` where fewer seeds are finished than were planned for the primary contrast."""
+    planned: int | None = None
+    """Seeds that were planned for the primary contrast, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,10 @@ class Suite:
     cells: tuple[TrainConfig, ...]
     baseline: str | None = None
     primary: Contrast | None = None
+    primary_seeds: int | None = None
+    """Seeds of the primary contrast."""
+    rates: str | None = None
+    """A sentence on where the learning rates come from."""
 
 
 def paper(design: Design) -> Suite:
@@ -92,15 +96,17 @@ def paper(design: Design) -> Suite:
             if has_primary
             else None
         ),
+        primary_seeds=max(design.seeds, design.primary_seeds) if has_primary else None,
     )
 
 
 def ablation(design: Design) -> Suite:
     """WAV with one thing changed at a time, at each depth, in groups; controls first.
 
-    Controls have as many sources as WAV (two details) or HAARES (one), of no use or meaning. A
-    group is run seed by seed before the next begins, so that a sweep that is cut short has whole
-    comparisons.
+    Controls have as many sources as WAV (two details) or HAARES (one), in no new direction or in
+    one without meaning: a duplicate's bias can still favour sums of blocks. All take WAV's learning
+    rate. A group is run seed by seed before the next begins, so that a sweep that is cut short has
+    whole comparisons.
     """
     n = design.blocks
 
@@ -203,7 +209,11 @@ def make_suite(name: str, design: Design) -> Suite:
     if not (design.bases and design.layers and design.seeds > 0):
         raise UserError("a sweep needs at least one corpus, one depth and one seed")
     suite = SUITES[name](design)
-    return dataclasses.replace(suite, cells=tuple(dict.fromkeys(suite.cells)))
+    return dataclasses.replace(
+        suite,
+        cells=tuple(dict.fromkeys(suite.cells)),
+        rates=None if design.rates is None else design.rates.told,
+    )
 
 
 def series_label(config: TrainConfig) -> str:

@@ -74,6 +74,24 @@ def plan_tasks(suite: Suite, out: Path) -> list[Task]:
     return tasks
 
 
+def make_plan(suite: Suite, tasks: Sequence[Task], out: Path, results: Path | None) -> Plan:
+    """The plan of a suite's cells, joined to what its folders hold.
+
+    Raises:
+        UserError: A folder is of another suite, or its primary contrast is another.
+    """
+    plan = Plan(
+        suite=suite.name,
+        baseline=suite.baseline,
+        primary=suite.primary,
+        runs=tuple(task.name for task in tasks),
+        primary_seeds=() if suite.primary_seeds is None else (suite.primary_seeds,),
+        rates=suite.rates,
+    )
+    plan = grown(read_plan(out), plan, out)
+    return plan if results is None else grown(read_plan(results), plan, results)
+
+
 def states(
     tasks: Sequence[Task], results: Path | None = None, reuse: Path | None = None
 ) -> list[CellState]:
@@ -118,7 +136,7 @@ def sweep(
         results: A folder to which each finished cell is added at once (see `write_results`); cells
             that it already has are not trained again, also where their run folders are gone.
         reuse: Another folder of results, of any suite: cells of equal configurations that it has
-            are copied to `results` and not trained.
+            are copied to `results` and not trained, but for those of a primary contrast.
         may_start: Asked before each cell; one that may not is left waiting.
         watch: Told all states, about every second.
         say: Told a line where something happens.
@@ -132,15 +150,7 @@ def sweep(
         SweepStopped: SIGTERM or Ctrl-C; the running cells have saved.
     """
     tasks = plan_tasks(suite, out)
-    plan = Plan(
-        suite=suite.name,
-        baseline=suite.baseline,
-        primary=suite.primary,
-        runs=tuple(task.name for task in tasks),
-    )
-    plan = grown(read_plan(out), plan, out)
-    if results is not None:
-        plan = grown(read_plan(results), plan, results)
+    plan = make_plan(suite, tasks, out, results)
     with contextlib.ExitStack() as stack:
         out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(_locked(out))
@@ -160,9 +170,16 @@ def _recorded(results: Path) -> list[Run]:
 def _take_over(tasks: Sequence[Task], plan: Plan, results: Path, reuse: Path) -> None:
     """Add those cells to a folder of results that another one already has."""
     wanted = {task.name for task in tasks} - {run.name for run in _recorded(results)}
-    for run in read_results(reuse):
-        if run.name in wanted:
-            add_result(run, results, plan)
+    found = [run for run in read_results(reuse) if run.name in wanted]
+    c = plan.primary
+    for run in found:
+        if c and run.num_layers == c.num_layers and run.label in (c.treatment, c.baseline):
+            raise UserError(
+                f"{reuse} has {run.name}, a cell of the primary contrast, which is declared before "
+                "its cells are made; leave out --reuse"
+            )
+    for run in found:
+        add_result(run, results, plan)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from resroute.experiments.compare import compare
 from resroute.experiments.report.tables import groups_table
 from resroute.experiments.report.text import (
     curves_text,
+    declared_text,
     gap_text,
     latex,
     markdown,
@@ -50,7 +51,14 @@ def test_the_primary_contrast_in_words(make_run, tmp_path):
         "storyworld: WAV better by 0.100 (0.075 .. 0.125), n=3 (nats/char); perplexity "
         f"{MINUS}0.2117 ("
     )
-    assert tales.endswith("; p = 0.003")
+    assert tales.endswith("; p = 0.003 (0.007 corrected)")
+    assert declared_text(primary, (), 1) == (
+        "WAV minus Block AttnRes at 4 layers was declared as the one primary contrast before the "
+        "runs were made."
+    )
+    assert "were made, with 3 seeds (raised to 8 when results were known). It is tested on 2" in (
+        declared_text(primary, (3, 5, 8), 2)
+    )
     assert other.startswith(
         f"other: no significant difference (n=3); difference {MINUS}0.0000 ({MINUS}0.2484 .. "
         "+0.2484) nats/char; perplexity "

@@ -9,6 +9,7 @@ from resroute.analysis import Run
 from resroute.analysis.runs import run_titles
 from resroute.analysis.table import captions
 from resroute.experiments.page.html import document, figure, paragraph, section
+from resroute.experiments.plan import Plan
 from resroute.experiments.report import text as words
 from resroute.experiments.report.data import Links, script_data
 from resroute.experiments.report.health import (
@@ -43,6 +44,7 @@ class Report:
     """Those of a group stand together."""
     study: Study
     primary: Contrast | None
+    plan: Plan | None
     unfinished: tuple[str, ...]
     charts: tuple[Chart, ...]
     differences: tuple[tuple[str, list[Row]], ...]
@@ -58,8 +60,10 @@ class Report:
         """The primary contrast in words, what was declared first; empty without one."""
         if self.primary is None:
             return []
-        found = words.primary_lines(self.study) or ["No pair of runs yet."]
-        return [words.declared_text(self.primary), *found]
+        found = words.primary_lines(self.study)
+        planned = self.plan.primary_seeds if self.plan else ()
+        declared = words.declared_text(self.primary, planned, len(found))
+        return [declared, *(found or ["No pair of runs yet."])]
 
     @property
     def notes(self) -> list[str]:
@@ -68,7 +72,9 @@ class Report:
         more = len(self.unfinished) - _MOST_NAMED
         if more > 0:
             names += f" and {more} more"
-        return [*self.study.notes, *([f"Not finished: {names}."] if names else [])]
+        rates = self.plan.rates if self.plan else None
+        left = f"Not finished: {names}." if names else None
+        return [*self.study.notes, *(note for note in (rates, left) if note)]
 
     @property
     def health(self) -> list[str]:

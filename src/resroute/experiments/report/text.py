@@ -74,11 +74,24 @@ def has_rates(study: Study) -> bool:
     return len(study.groups) > len(study.best)
 
 
-def declared_text(contrast: Contrast) -> str:
-    """What was declared beforehand."""
+def declared_text(contrast: Contrast, planned: Sequence[int], corpora: int) -> str:
+    """What was declared beforehand.
+
+    Args:
+        contrast: The primary one.
+        planned: Its seeds, first as planned, then as raised.
+        corpora: On which it is tested.
+    """
+    seeds = f", with {planned[0]} seeds" if planned else ""
+    raised = f" (raised to {planned[-1]} when results were known)" if len(planned) > 1 else ""
+    several = (
+        f" It is tested on {corpora} corpora: p is also given after Holm's correction over these."
+        if corpora > 1
+        else ""
+    )
     return (
         f"{contrast.treatment} minus {contrast.baseline} at {contrast.num_layers} layers was "
-        "declared as the one primary contrast before the runs were made."
+        f"declared as the one primary contrast before the runs were made{seeds}{raised}.{several}"
     )
 
 
@@ -201,7 +214,9 @@ def _primary(one: Difference) -> str:
         f"bits per character {_with_interval(one.bits)}",
     ]
     if one.p_value is not None:
-        parts.append("p < 0.001" if one.p_value < 0.001 else f"p = {one.p_value:.3f}")
+        told = "p < 0.001" if one.p_value < 0.001 else f"p = {one.p_value:.3f}"
+        corrected = "" if one.p_holm is None else f" ({one.p_holm:.3f} corrected)"
+        parts.append(told + corrected)
     return "; ".join(parts)
 
 

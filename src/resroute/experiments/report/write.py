@@ -69,7 +69,12 @@ def make_report(
     kept = condensed(runs)
     primary = plan.primary if plan else None
     try:
-        study = compare(kept, baseline=plan.baseline if plan else None, primary=primary)
+        study = compare(
+            kept,
+            baseline=plan.baseline if plan else None,
+            primary=primary,
+            primary_seeds=max(plan.primary_seeds, default=None) if plan else None,
+        )
     except UserError as error:
         if plan is not None:
             raise
@@ -83,6 +88,7 @@ def make_report(
         runs=(*ordered, *rest),
         study=study,
         primary=primary,
+        plan=plan,
         unfinished=tuple(unfinished),
         charts=tuple(chart for chart in charts if chart is not None),
         # those of one seed are told by the table already
