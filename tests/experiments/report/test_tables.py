@@ -57,10 +57,11 @@ def test_columns_are_there_where_groups_differ(make_run, tmp_path):
     make_run("a", corpus="tales", rate=1e-3, steps=1000)
     make_run("b", corpus="news", rate=2e-3, dim=64)
     table = groups_table(compare(find_runs(tmp_path / "runs")))
-    assert [h.text for h in table.headings][:7] == [
-        "method", "corpus", "layers", "width", "tokens", "learning rate", "mean loss",
+    assert [h.text for h in table.headings][:10] == [
+        "method", "corpus", "layers", "width", "tokens", "mean loss", "n", "deviation",
+        "95 % interval", "learning rate",
     ]  # fmt: skip
-    assert [row[:6] for row in texts(table)] == [
+    assert [[*row[:5], row[9]] for row in texts(table)] == [
         ["WAV", "news", "4", "64", "4.1", "0.002"],
         ["WAV", "tales", "4", "128", "2.05", "0.001"],
     ]

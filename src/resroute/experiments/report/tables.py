@@ -110,8 +110,6 @@ def groups_table(study: Study, *, is_short: bool = False) -> Table:
     ):
         if field == "num_layers" or len({getattr(g.setting, field) for g in groups}) > 1:
             columns.append((heading, _setting_cell(field)))
-    if len({group.learning_rate for group in groups}) > 1:
-        columns.append((Heading(text="learning rate"), lambda g: _plain(g.learning_rate, "g")))
     columns += [
         (
             Heading(text="mean loss", unit=LOSS_UNIT),
@@ -126,6 +124,9 @@ def groups_table(study: Study, *, is_short: bool = False) -> Table:
         (Heading(text="deviation", unit="over seeds"), lambda g: _plain(g.loss.sd)),
         (Heading(text="95 % interval", unit="of the mean"), lambda g: _interval(g.loss)),
     ]
+    # behind the loss, which a phone then shows
+    if len({group.learning_rate for group in groups}) > 1:
+        columns.append((Heading(text="learning rate"), lambda g: _plain(g.learning_rate, "g")))
     if any(floor is not None for floor in floors):
         further.append((Heading(text="gap to floor", unit=LOSS_UNIT), _floor_cell))
     further += [
