@@ -120,6 +120,8 @@ def test_what_is_not_in_memory_says_so(ids, tmp_path):
     model = cpu_offload(convert(fresh(), GATED))
     with pytest.raises(UserError, match="the residual policy is not in memory"):
         model(ids)
+    whole = convert(fresh(), GATED).to("meta")
+    assert whole(ids.to("meta")).logits.shape == (2, 12, 97)
     opened(convert(fresh(), GATED)).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="cannot be shared among devices, or offloaded"):
         from_pretrained(

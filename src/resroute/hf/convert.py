@@ -107,7 +107,8 @@ def unconvert(model: M) -> M:
     """
     if _has_adapters(model):
         raise UserError(
-            "the model holds adapters of peft; merge them (merge_and_unload) before it is taken out"
+            "the model holds adapters of peft; merge them (merge_and_unload) before "
+            "resroute.unconvert"
         )
     if not isinstance(model, PreTrainedModel) or stock_class(model) is None:
         raise UserError(f"{type(model).__name__} was not converted by resroute")

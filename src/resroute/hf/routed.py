@@ -107,7 +107,9 @@ def _stream(hidden_states: Any, policy: Policy[Any], site: int) -> Any:
         raise UserError(
             "a converted layer was given hidden states without a stream; run the whole model"
         )
-    if any(parameter.is_meta for parameter in policy.parameters()):
+    # a whole model on the meta device counts as one that is there
+    is_there = hidden_states.is_meta or not any(p.is_meta for p in policy.parameters())
+    if not is_there:
         raise UserError(
             "the residual policy is not in memory: a converted model cannot be offloaded, or "
             "shared among devices by a device map"
