@@ -234,6 +234,19 @@ def test_a_tiny_top_p_is_greedy(run: Any, place: Path) -> None:
     assert run("sample", "runs/base", "--tokens", "4", "--top-p", "1e-300").out == greedy
 
 
+def test_a_report_whose_reader_goes_away_is_written(
+    run: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("resroute.cli.commands._print_table", gone)
+    monkeypatch.setattr("resroute.cli.main.os.dup2", lambda *_: None)
+    run("report", "runs", "--out", "page")
+    assert (place / "page/report.html").is_file()
+    assert (place / "page/runs.csv").is_file()
+
+
 def test_a_report_without_matplotlib_says_what_it_has_found(
     run: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,6 +282,12 @@ def report(options: argparse.Namespace) -> None:
         plan=plan,
         unfinished=unfinished,
     )
+    files: list[Path] | UserError
+    try:
+        # before anything is printed: whoever reads that may go away
+        files = experiments.save_report(made, runs, Path(options.out or folder), plan)
+    except UserError as error:
+        files = error
     console = terminal()
     if made.has_groups:
         table = experiments.groups_table(made.study, is_short=True)
@@ -291,8 +297,9 @@ def report(options: argparse.Namespace) -> None:
     for line in [*made.findings, *made.notes, "\n".join(made.health)]:
         if line:
             print(f"\n{printable(line)}")
-    # last: where it fails, what was found has been said
-    print_files(experiments.save_report(made, runs, Path(options.out or folder), plan))
+    if isinstance(files, UserError):
+        raise files
+    print_files(files)
 
 
 def residual_of(method: str, blocks: int | None) -> ResidualConfig:
