@@ -45,13 +45,13 @@ def _suite(make_config, **options):
 @pytest.mark.timeout(600)
 def test_cells_of_a_lost_node_go_on_elsewhere_to_the_same_numbers(cluster, make_config, tmp_path):
     # a cell trains for longer than a process takes to start, or two are never under way at once
-    suite = _suite(make_config, steps=1000, evaluate_every=500, checkpoint_every=25)
+    suite = _suite(make_config, steps=600, evaluate_every=300, checkpoint_every=25)
     engine = RayEngine(cluster.address)
     assert engine.jobs == 2
     lost = []
 
     def lose_a_node(states):
-        under_way = [s.task.name for s in states if s.state == "running" and 25 < s.step < 900]
+        under_way = [s.task.name for s in states if s.state == "running" and 25 < s.step < 550]
         if len(under_way) == 2 and not lost:
             lost.extend(under_way)
             cluster.remove_node(cluster.second, allow_graceful=False)
