@@ -407,6 +407,9 @@ def test_at_equal_time_the_slower_method_is_read_off_its_curve():
     (note,) = (note for note in noisy.notes if "equal training time" in note)
     assert "are left out at 4 layers on tales: speeds of equal runs differ up to 1.5 times" in note
     assert not any("equal training time" in note for note in compare(runs).notes)
+    # a run at a rate that is not the best one does the same work
+    other_rate = run(WAV(), 1.3, 0, rate=3e-3, curve=curve, speed=55.0)
+    assert compare([*runs, other_rate]).equal_compute == ()
     late = run(WAV(), 1.0, 3, curve={80: 1.2, 100: 1.0}, speed=75.0)
     assert compare([*runs, late]).equal_compute == ()
     assert compare([runs[0], run(WAV(), 1.0, curve=curve, speed=None)]).equal_compute == ()

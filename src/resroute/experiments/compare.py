@@ -67,8 +67,8 @@ def compare(
     gaps = (gap(difference) for difference in found)
     noisy = {
         setting: spread
-        for setting, own in _by_setting(best)
-        if (spread := max(speed_spread(group.runs) for group in own)) > _MOST_SPREAD
+        for setting, own in _by_setting(groups)
+        if (spread := _widest_spread(own)) > _MOST_SPREAD
     }
     at_equal_time = [
         e for setting, own in _by_setting(best) if setting not in noisy for e in equal_compute(own)
@@ -107,6 +107,14 @@ def verdict_text(difference: Difference) -> str:
     return (
         f"{difference.treatment.series} {difference.verdict} by {by} ({low} .. {high}), n={loss.n}"
     )
+
+
+def _widest_spread(groups: Sequence[Group]) -> float:
+    """Fastest to slowest of runs that do equal work; a learning rate makes none of it."""
+    equal: dict[str, list[Run]] = {}
+    for group in groups:
+        equal.setdefault(group.series, []).extend(group.runs)
+    return max(speed_spread(own) for own in equal.values())
 
 
 def _groups(runs: Sequence[Run]) -> list[Group]:
