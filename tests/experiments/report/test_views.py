@@ -7,7 +7,16 @@ from resroute.analysis import DepthWeights, find_runs
 from resroute.experiments.compare import compare
 from resroute.experiments.report import views
 from resroute.experiments.report.looks import Look, looks
-from resroute.residual import HAARES, WAV, BlockAttnRes, PreNorm
+from resroute.residual import (
+    HAARES,
+    WAV,
+    BlockAttnRes,
+    DeltaAttnRes,
+    FullAttnRes,
+    LayerScale,
+    PreNorm,
+    ReZero,
+)
 
 # 0.975 quantiles of t with one and two degrees of freedom
 ONE, TWO = 12.706204736, 4.302652730
@@ -33,6 +42,20 @@ def test_a_method_has_its_own_look_and_its_variants_what_is_left(make_run, study
     assert found["Other"].colour == 7
     assert len({(look.colour, look.dash) for look in found.values()}) == len(found) == 11
     assert [look.dash for look in found.values()].count(0) == 8
+
+
+def test_a_colour_that_is_shared_goes_with_another_dash_and_mark(make_run, study_of):
+    blocks = (BlockAttnRes, DeltaAttnRes, HAARES, WAV)
+    methods = [PreNorm(), ReZero(), LayerScale(), FullAttnRes(), *(m(num_blocks=4) for m in blocks)]
+    for i, residual in enumerate(methods):
+        make_run(f"r{i}", residual)
+    found = looks(study_of())
+    assert len(found) == 8
+    # seven colours for eight methods
+    first, second = found["PreNorm"], found["HAARES"]
+    assert first.colour == second.colour == 0
+    assert (first.dash, first.marker) == (0, 0)
+    assert (second.dash, second.marker) == (1, 1)
 
 
 def test_more_series_than_looks_share_them(make_run, study_of):

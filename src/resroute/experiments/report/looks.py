@@ -41,5 +41,6 @@ def looks(study: Study) -> dict[str, Look]:
     rest = [series for series in methods if series not in found]
     for i, series in enumerate(rest):
         colour, dash = free[i % len(free)]
-        found[series] = Look(colour=colour, dash=dash, marker=(i + colour) % len(MARKERS))
+        # not the mark of the method whose colour it shares
+        found[series] = Look(colour=colour, dash=dash, marker=(i + colour + 1) % len(MARKERS))
     return found
