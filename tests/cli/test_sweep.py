@@ -100,7 +100,7 @@ def test_a_cell_that_diverges_is_named_and_fails_the_command(run, small, place):
         (("--jobs", "5000"), "cores; use 1 to"),
         (("--cpus", "2"), "--cpus and --gpus are for --engine ray"),
         (("--engine", "ray", "--jobs", "2"), "--jobs is for the local engine"),
-        (("--rates", "nowhere"), "nowhere: no such folder"),
+        (("--rates", "nowhere"), "nowhere: no such folder; `resroute sweep learning_rate`"),
         (("--set", "steps"), "needs KEY=VALUE"),
         (("--reuse", "results"), "name it with --results"),
         (("--hours", "-1"), "--hours"),

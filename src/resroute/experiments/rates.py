@@ -108,9 +108,16 @@ def best_rates(runs: Sequence[Run], where: str) -> Rates:
 def read_rates(folder: Path) -> Rates:
     """The best rates of a sweep's folder, or of a folder of its results.
 
+    Raises:
+        UserError: No folder, no finished runs in it, or one learning rate alone.
+
     Warns:
         UserWarning: Some cells of its plan are not finished: the choice is among the others.
     """
+    if not folder.exists():
+        raise UserError(
+            f"--rates {folder}: no such folder; `resroute sweep learning_rate` trains one"
+        )
     runs, plan = runs_of(folder), read_plan(folder)
     finished = {run.name for run in runs}
     left = [name for name in plan.runs if name not in finished] if plan else []
