@@ -337,8 +337,19 @@ def test_a_run_of_another_configuration_or_corpus(
 def test_a_run_of_another_vocabulary(refused: Any, run: Any, train: Any, place: Path) -> None:
     (place / "text.txt").write_text("hello world, " * 100)
     assert run("data", "prepare", "text.txt", "--out", "data/text").code == 0
-    says = ("trained on the corpus 'tiny'", "not on 'text'", "text or vocabulary differ", "--out")
-    refused(*train("--data", "data/text", "--out", "runs/base"), says=says)
+    arguments = train("--data", "data/text", "--out", "runs/base")
+    there = "another vocabulary, only there '!', '\"', '.', 'A', "
+    says = (
+        "trained on the corpus 'tiny'",
+        "not on 'text'",
+        there,
+        "\ngive another folder with --out",
+    )
+    refused(*arguments, says=says)
+    refused(*arguments, "--resume", says=says)
+    for folder in (place / "runs/base/checkpoints").iterdir():
+        (folder / "state.json").write_text("{")
+    refused(*arguments, "--resume", says="text or vocabulary differ")
 
 
 def test_an_unfinished_run(refused: Any, train: Any, place: Path) -> None:

@@ -1,10 +1,12 @@
+import re
 from typing import Any
 
 import pytest
 
 COMMANDS = [
     *([], ["demo"], ["data"], ["data", "prepare"]),
-    *(["train"], ["sample"], ["report"], ["bench"]),
+    *(["data", "describe"], ["train"], ["sample"], ["sweep"], ["report"], ["inspect"]),
+    *(["facts"], ["export"], ["bench"]),
 ]
 SEED_ENDS = ["-1", str(2**63), "1.5", "nan", "", "9" * 5000]
 WHOLE = [
@@ -34,6 +36,17 @@ def test_help_fits_a_screen(run: Any, command: list[str]) -> None:
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith(" ".join(["usage: resroute", *command]))
+
+
+def test_every_command_is_looked_at(run: Any) -> None:
+    groups = ([], ["data"])
+    found = [
+        [*group, line.split()[0]]
+        for group in groups
+        for line in run(*group, "--help").out.splitlines()
+        if re.match(r" {4}[a-z]\S* +[A-Z]", line)
+    ]
+    assert sorted(found) == sorted(command for command in COMMANDS if command)
 
 
 def test_a_command_stands_on_one_line_with_its_help(run: Any) -> None:

@@ -40,6 +40,23 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(run, small, place):
     assert not (place / "swept").exists()
 
 
+def test_a_dry_run_says_in_what_cells_differ(run, small, place):
+    found = run("sweep", "ablation", *small[4:], "--dry-run", "--layers", "4", "--blocks", "2")
+    head, *lines = found.out.splitlines()
+    assert re.split(r"  +", head) == [
+        "cell", "method", "corpus", "rate", "steps", "blocks", "time", "state",
+    ]  # fmt: skip
+    rows = [re.split(r"  +", line) for line in lines[: lines.index("")]]
+    told = [(method, blocks) for _, method, _, _, _, blocks, _, _ in rows]
+    assert told[:4] == [
+        ("WAV", "2"), ("Block AttnRes", "2"),
+        ("WAV (duplicate + duplicate_2)", "2"), ("WAV (random + random_2)", "2"),
+    ]  # fmt: skip
+    assert ("WAV (detail_bias=-1.0)", "2") in told
+    assert ("WAV", "4") in told
+    assert len(set(told)) == len(told)
+
+
 def test_a_dry_run_refuses_what_the_sweep_would(run, small, place):
     assert run(*small, "--hours", "0").code == 0
     found = run("sweep", "ablation", *small[2:], "--dry-run")

@@ -135,6 +135,18 @@ def test_learning_rate_width_and_horizon_move_along_their_axis(base):
         make_suite("horizon", dataclasses.replace(design, axis=(1.5,)))
 
 
+@pytest.mark.parametrize(
+    ("heads", "dim", "widths"),
+    [(3, 48, [32, 48, 96]), (1, 16, [16, 32]), (4, 64, [32, 64, 128])],
+)
+def test_widths_are_whole_heads_by_default(base, heads, dim, widths):
+    model = dataclasses.replace(base.model, num_heads=heads, dim=dim)
+    design = Design(bases=(dataclasses.replace(base, model=model),), layers=(4,), seeds=1)
+    cells = make_suite("width", design).cells
+    assert [c.model.dim for c in cells] == widths * 3
+    assert {c.model.dim // c.model.num_heads for c in cells} == {16}
+
+
 def test_each_method_takes_its_own_rate(base):
     rates = Rates(
         by_cell={("PreNorm", 4, "a"): 0.5, ("WAV", 4, "a"): 0.25}, where="here", told="By hand."

@@ -238,8 +238,9 @@ def _sample(group: Any) -> None:
 
 def _sweep(group: Any) -> None:
     parser = _command(group, "sweep", sweep, "Train every cell of a suite; go on after a stop.")
-    # its options are as many as a screen has lines
+    # its options are more than a screen has lines
     parser._optionals.title = None
+    parser.epilog = "of train: --preset --context --steps --batch --lr --precision --device --set"
     add = parser.add_argument
     add("suite", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
     add("--data", type=several(name), default=["storyworld"], metavar="A,B", help="corpora")
@@ -250,24 +251,27 @@ def _sweep(group: Any) -> None:
     add("--blocks", type=LAYERS, default=4, metavar="N", help="depth blocks (4)")
     add("--axis", type=several(number), default=[], metavar="A,B", help="rates, widths or times")
     add("--rates", type=name, metavar="DIR", help="a finished sweep of learning rates to go by")
-    add("--preset", default="tiny", choices=PRESETS, metavar="NAME", help="width: %(choices)s")
-    add("--context", type=COUNT, default=256, metavar="T", help="tokens of a window (256)")
-    add("--steps", type=COUNT, default=1000, metavar="N", help="optimizer steps (1000)")
-    add("--batch", type=COUNT, default=8, metavar="B", help="windows a step (8)")
-    add("--lr", type=number, default=3e-3, metavar="R", help="learning rate without --rates")
+    add("--preset", default="tiny", choices=PRESETS, help=argparse.SUPPRESS)
+    add("--context", type=COUNT, default=256, help=argparse.SUPPRESS)
+    add("--steps", type=COUNT, default=1000, help=argparse.SUPPRESS)
+    add("--batch", type=COUNT, default=8, help=argparse.SUPPRESS)
+    add("--lr", type=number, default=3e-3, help=argparse.SUPPRESS)
     add(
         "--precision", default="auto", choices=["auto", "float32", "bfloat16"],
-        metavar="P", help="auto, float32 or bfloat16",
+        help=argparse.SUPPRESS,
     )  # fmt: skip
-    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for train")
+    add("--device", default="auto", help=argparse.SUPPRESS)
+    add("--set", action="append", default=[], help=argparse.SUPPRESS)
     add("--out", type=name, metavar="DIR", help="folder of the runs (runs/<suite>)")
     add("--results", type=name, metavar="DIR", help="also add finished cells to this folder")
     add("--reuse", type=name, metavar="DIR", help="results that may have some cells already")
-    add("--engine", default="local", choices=["local", "ray"], metavar="E", help="local or ray")
+    add(
+        "--engine", default="local", choices=["local", "ray"], metavar="E",
+        help="local, or ray: a cell takes --cpus N (1), --gpus X (0)",
+    )  # fmt: skip
     add("--jobs", type=COUNT, metavar="N", help="local: cells at a time (one a core or GPU)")
-    add("--cpus", type=COUNT, metavar="N", help="ray: cores of a cell (1)")
-    add("--gpus", type=number, metavar="X", help="ray: GPUs of a cell, such as 0.25 (0)")
+    add("--cpus", type=COUNT, help=argparse.SUPPRESS)
+    add("--gpus", type=number, help=argparse.SUPPRESS)
     add("--hours", type=number, metavar="H", help="start no cell that would not end in time")
     add("--dry-run", action="store_true", help="print the plan and how long it may take")
 

@@ -148,14 +148,30 @@ def _base(options: argparse.Namespace, source: str) -> TrainConfig:
 def _plan_lines(
     suite: experiments.Suite, states: list[CellState], left: Estimate, out: Path
 ) -> list[str]:
-    """A line a cell, then what it comes to."""
-    lines = [f"{'cell':<38}{'corpus':<26}{'rate':>8}{'steps':>8}{'time':>9}  state"]
+    """A line a cell, with what tells it from others, then what it comes to."""
+    axes = {name: value for name, value in _axes(states).items() if name not in ("rate", "steps")}
+    rows = [["cell", "method", "corpus", "rate", "steps", *axes, "time", "state"]]
     for state in states:
         config = state.task.config
-        lines.append(
-            f"{state.task.name:<38}{Path(config.data).name[:25]:<26}{config.learning_rate:>8.2g}"
-            f"{config.steps:>8,}{_time(left.seconds[state.task.name]):>9}  {state.state}"
-        )
+        rows.append([
+            state.task.name,
+            experiments.series_label(config),
+            Path(config.data).name,
+            f"{config.learning_rate:.2g}",
+            f"{config.steps:,}",
+            *(f"{value(config):g}" for value in axes.values()),
+            _time(left.seconds[state.task.name]),
+            state.state,
+        ])  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = ["<", "<", "<", *(">" for _ in axes), ">", ">", ">", "<"]
+    lines = [
+        "  ".join(
+            f"{text:{align}{width}}"
+            for text, align, width in zip(row, aligned, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
     counts = Counter(state.state for state in states)
     told = ", ".join(f"{count} {what}" for what, count in counts.items())
     basis = f"{left.from_finished} estimated by finished ones, others by a timed step"

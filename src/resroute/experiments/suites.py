@@ -160,11 +160,14 @@ def learning_rate(design: Design) -> Suite:
 
 
 def width(design: Design) -> Suite:
-    """The three methods at several widths, heads of equal width."""
+    """The three methods at several widths, heads of equal width: half, once and twice as many."""
     cells = []
     for cell in _cells(design, _three(design), design.layers, range(design.seeds)):
-        head = cell.model.dim // cell.model.num_heads
-        for value in design.axis or (0.5 * cell.model.dim, cell.model.dim, 2 * cell.model.dim):
+        heads = cell.model.num_heads
+        head = cell.model.dim // heads
+        # half of three heads is two
+        own = sorted({head * count for count in ((heads + 1) // 2, heads, 2 * heads)})
+        for value in design.axis or own:
             dim = _whole(value, "width")
             if dim % head:
                 raise UserError(f"a width of {dim} is not a multiple of the head width {head}")

@@ -8,7 +8,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from resroute.config import UserError, differences, from_dict, to_dict
-from resroute.data import Corpus, Mixture
+from resroute.data import Corpus, Mixture, vocabulary_difference
 from resroute.files import (
     is_leftover,
     lock_file,
@@ -230,8 +230,8 @@ def _check_same(run: RunFolder, config: TrainConfig, corpus: Corpus | Mixture) -
     if old_corpus["fingerprint"] != corpus.fingerprint:
         raise UserError(
             f"{run.path} was trained on the corpus {old_corpus['name']!r} "
-            f"({old_corpus['fingerprint']}), not on {corpus.name!r} ({corpus.fingerprint}): text "
-            "or vocabulary differ; give another folder with --out"
+            f"({old_corpus['fingerprint']}), not on {corpus.name!r} ({corpus.fingerprint}): "
+            f"{_in_what(run, corpus)}\ngive another folder with --out"
         )
     theirs, ours = old.identity(corpus.fingerprint), config.identity(corpus.fingerprint)
     named = [
@@ -245,6 +245,21 @@ def _check_same(run: RunFolder, config: TrainConfig, corpus: Corpus | Mixture) -
             f"{', '.join(named[:3])}{more}\ngive another folder with --out, or start over with "
             "--fresh"
         )
+
+
+def _in_what(run: RunFolder, corpus: Corpus | Mixture) -> str:
+    """In what a corpus differs from the one that a run's newest checkpoint was trained on."""
+    path = checkpoint.newest(run.checkpoints)
+    try:
+        known = None if path is None else checkpoint.open_checkpoint(path).tokenizer
+    except UserError:
+        # damaged: that is told where the run goes on
+        known = None
+    if known is None:
+        return "text or vocabulary differ"
+    if known == corpus.tokenizer:
+        return "the text differs"
+    return f"another vocabulary, {vocabulary_difference(known, corpus.tokenizer)}"
 
 
 def _at(data: Any, path: str) -> Any:
