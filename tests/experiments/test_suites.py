@@ -147,6 +147,15 @@ def test_widths_are_whole_heads_by_default(base, heads, dim, widths):
     assert {c.model.dim // c.model.num_heads for c in cells} == {16}
 
 
+@pytest.mark.parametrize("suite", ["paper", "learning_rate", "width", "horizon", "ablation"])
+def test_a_baseline_is_one_of_the_methods(base, suite):
+    design = Design(bases=(base,), layers=(4,), seeds=1)
+    with_all = make_suite(suite, design).baseline
+    assert with_all == ("WAV" if suite == "ablation" else "PreNorm")
+    some = dataclasses.replace(design, methods=(rr.BlockAttnRes(num_blocks=4), rr.HAARES()))
+    assert make_suite(suite, some).baseline is None
+
+
 def test_each_method_takes_its_own_rate(base):
     rates = Rates(
         by_cell={("PreNorm", 4, "a"): 0.5, ("WAV", 4, "a"): 0.25}, where="here", told="By hand."

@@ -307,7 +307,7 @@ def _notes_on_speeds(noisy: dict[Setting, float]) -> Iterator[str]:
         yield (
             f"Losses at equal training time are left out at {_listed(noisy)}: speeds of equal runs "
             f"differ up to {max(noisy.values()):.1f} times, since the machine did other work. "
-            "`resroute bench step` compares speeds."
+            "The command resroute bench step compares speeds."
         )
 
 

@@ -20,7 +20,7 @@ class Plan:
 
     suite: str
     baseline: str | None
-    """The series that all others are compared with."""
+    """The series that all others are compared with; None takes the first one."""
     primary: Contrast | None
     """The one comparison that was declared before any run."""
     runs: tuple[str, ...]
@@ -68,7 +68,9 @@ def grown(old: Plan | None, new: Plan, folder: Path) -> Plan:
             f"{folder} holds the suite {old.suite!r}, not {new.suite!r}; give another folder "
             "with --out"
         )
-    if (old.primary, old.baseline) != (new.primary, new.baseline):
+    # another part of a suite may lack the baseline's method
+    baseline = old.baseline or new.baseline
+    if old.primary != new.primary or baseline != (new.baseline or baseline):
         raise UserError(
             f"{folder} was started with the primary contrast {_told(old)}, not {_told(new)}\n"
             "it is declared once, before results are known; give another folder with --out"
@@ -78,6 +80,7 @@ def grown(old: Plan | None, new: Plan, folder: Path) -> Plan:
     more = tuple(number for number in new.primary_seeds if number > max(seeds, default=0))
     return dataclasses.replace(
         new,
+        baseline=baseline,
         runs=(*old.runs, *added),
         primary_seeds=(*seeds, *more),
         rates=new.rates or old.rates,

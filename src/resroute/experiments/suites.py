@@ -90,7 +90,7 @@ def paper(design: Design) -> Suite:
             *(_cells(design, contrast, [deepest], more) if has_primary else ()),
             *_cells(design, rest, design.layers, seeds),
         ),
-        baseline=PreNorm().label if PreNorm() in chosen else None,
+        baseline=_baseline(PreNorm(), chosen),
         primary=(
             Contrast(treatment=WAV().label, baseline=first[1].label, num_layers=deepest)
             if has_primary
@@ -141,7 +141,7 @@ def ablation(design: Design) -> Suite:
     return Suite(
         name="ablation",
         cells=tuple(c for group in groups for c in _cells(design, group, design.layers, seeds)),
-        baseline=WAV().label,
+        baseline=_baseline(wav(), groups[0]),
     )
 
 
@@ -155,7 +155,7 @@ def learning_rate(design: Design) -> Suite:
             for cell in _cells(design, _three(design), design.layers, range(design.seeds))
             for rate in rates
         ),
-        baseline=PreNorm().label,
+        baseline=_baseline(PreNorm(), _three(design)),
     )
 
 
@@ -173,7 +173,7 @@ def width(design: Design) -> Suite:
                 raise UserError(f"a width of {dim} is not a multiple of the head width {head}")
             model = dataclasses.replace(cell.model, dim=dim, num_heads=dim // head)
             cells.append(_with(cell, model=model))
-    return Suite(name="width", cells=tuple(cells), baseline=PreNorm().label)
+    return Suite(name="width", cells=tuple(cells), baseline=_baseline(PreNorm(), _three(design)))
 
 
 def horizon(design: Design) -> Suite:
@@ -190,7 +190,7 @@ def horizon(design: Design) -> Suite:
                     evaluate_every=cell.evaluate_every * times,
                 )
             )
-    return Suite(name="horizon", cells=tuple(cells), baseline=PreNorm().label)
+    return Suite(name="horizon", cells=tuple(cells), baseline=_baseline(PreNorm(), _three(design)))
 
 
 SUITES: dict[str, Callable[[Design], Suite]] = {
@@ -230,6 +230,11 @@ def series_label(config: TrainConfig) -> str:
         if name not in ("type", "bases", "num_blocks")
     ]
     return residual.label + (f" ({', '.join(shown)})" if shown else "")
+
+
+def _baseline(preferred: ResidualConfig, methods: Sequence[ResidualConfig]) -> str | None:
+    """What others are compared with: without the preferred method, the first one's series."""
+    return preferred.label if preferred in methods else None
 
 
 def _three(design: Design) -> Sequence[ResidualConfig]:
