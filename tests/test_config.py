@@ -1,3 +1,4 @@
+import inspect
 import math
 import re
 from dataclasses import dataclass, field
@@ -371,3 +372,53 @@ def test_a_field_of_another_kind_does_not_settle(field: str, value: Any, message
     with pytest.raises(UserError) as caught:
         config.settle(box)
     assert str(caught.value).startswith(message)
+
+
+@config.documented
+@dataclass(frozen=True, kw_only=True)
+class Ring(Circle):
+    """A circle with a hole.
+
+    Of any size.
+    """
+
+    hole: float = 0.5
+    """Radius of the hole,
+    less than the other."""
+    count: int = 1
+    colour: str = "red"
+    """Of the rim."""
+
+    def area(self) -> float:
+        """No field."""
+        return 3 * (self.radius**2 - self.hole**2)
+
+
+def test_the_docstring_has_the_texts_below_the_fields() -> None:
+    assert inspect.getdoc(Ring) == (
+        "A circle with a hole.\n\nOf any size.\n\nAttributes:\n"
+        "    hole: Radius of the hole,\n        less than the other.\n"
+        "    colour: Of the rim."
+    )
+
+
+def test_texts_are_read_when_someone_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def no_source(cls: type) -> str:
+        asked.append(cls)
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr(config.inspect, "getsource", no_source)
+
+    @config.documented
+    @dataclass
+    class Square:
+        """Four sides."""
+
+        side: float = 1.0
+        """Of one."""
+
+    assert asked == []
+    assert inspect.getdoc(Square) == "Four sides."
+    assert asked == [Square]

@@ -1,5 +1,6 @@
 """The README's code runs, and what the documents name exists."""
 
+import importlib
 import math
 import re
 import shlex
@@ -120,6 +121,33 @@ def test_every_method_is_in_the_readme_and_in_the_maths():
         text = page.read_text()
         for method in variants(ResidualConfig).values():
             assert f"`{method.__name__}" in text, (page.name, method.__name__)
+
+
+def test_the_page_of_the_api_has_every_public_name_and_says_where_others_are():
+    text = (ROOT / "docs" / "api.md").read_text()
+    homes = {
+        name: module
+        for names, module in re.findall(
+            r"^\| (`\w+`(?:, `\w+`)*) \| `([\w.]+)` \|$", text, re.MULTILINE
+        )
+        for name in re.findall(r"\w+", names)
+    }
+    assert homes["Finding"] == "resroute.residual"
+    named = set()
+    for path in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
+        module, name = path.rsplit(".", 1)
+        thing = getattr(importlib.import_module(module), name)
+        if module == "resroute.residual.interchange":
+            assert name in rr.interchange.__all__
+            named.add("interchange")
+        elif name in homes:
+            assert getattr(importlib.import_module(homes.pop(name)), name) is thing
+            assert not hasattr(rr, name)
+        else:
+            assert getattr(rr, name) is thing
+            named.add(name)
+    assert not homes
+    assert named == {*rr.__all__, "convert", "unconvert", "from_pretrained"} - {"__version__"}
 
 
 def test_make_targets_in_the_documents_exist():

@@ -9,10 +9,14 @@ for site, sublayer in enumerate(sublayers):
     stream = policy.write(stream, site, sublayer(policy.read(stream, site)))
 hidden = policy.finish(stream)
 ```
+
+Loaded when they are first asked for: `importance`; and, for models of Hugging Face transformers
+(the extra `hf`), `convert`, `unconvert` and `from_pretrained`.
 """
 
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from resroute.hf.convert import convert as convert
     from resroute.hf.convert import unconvert as unconvert
     from resroute.hf.load import from_pretrained as from_pretrained
+del TYPE_CHECKING
 
 __version__ = _version("resroute")
 
@@ -125,3 +130,10 @@ def __getattr__(name: str) -> _Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(_import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    # without what cannot be had: tools ask for the value of every name, `help` among them
+    has_hf = _find_spec("transformers") is not None
+    lazy = {name for name, room in _LAZY.items() if has_hf or not room.startswith("resroute.hf.")}
+    return sorted({*globals(), *lazy})

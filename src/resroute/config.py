@@ -1,20 +1,25 @@
 """Configuration as frozen dataclasses: strict JSON in and out, overrides by name, fingerprints."""
 
+import ast
 import contextlib
 import dataclasses
 import difflib
 import hashlib
+import inspect
+import itertools
 import json
 import math
 import numbers
 import operator
 import reprlib
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 V = TypeVar("V", bound="Variant")
 
 
@@ -24,6 +29,45 @@ class UserError(ValueError):
     The command line prints it without a traceback and exits with code 2; any other exception is a
     bug of ours and keeps its traceback.
     """
+
+
+class _FieldTexts(str):
+    """The docstring of a dataclass, and the texts below its fields, which Python itself drops.
+
+    They are read from the source whenever someone asks, so that imports take no longer.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, config: object, cls: type[Any]) -> str:
+        texts: dict[str, str] = {}
+        for base in reversed(cls.__mro__):
+            # without its source there is the docstring alone
+            with contextlib.suppress(OSError, TypeError, SyntaxError):
+                texts |= _texts_below(base) if "__dataclass_fields__" in vars(base) else {}
+        names = [field.name for field in dataclasses.fields(cls) if field.name in texts]
+        if not names:
+            return self
+        lines = [f"{name}: {texts[name]}".replace("\n", "\n" + " " * 8) for name in names]
+        return "\n    ".join([f"{inspect.cleandoc(self)}\n\nAttributes:", *lines])
+
+
+def _texts_below(cls: type) -> dict[str, str]:
+    """The string below each annotated name of a class that has one."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in itertools.pairwise(tree.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
+
+
+def documented(cls: C) -> C:
+    """Let `help` show the strings below the fields of a dataclass (of an ABC it does not)."""
+    cls.__doc__ = _FieldTexts(cls.__doc__ or "")
+    return cls
 
 
 class Variant:
@@ -43,13 +87,13 @@ class Variant:
 
 
 def register(name: str) -> Callable[[type[V]], type[V]]:
-    """Enter a configuration class into its family under `name`."""
+    """Enter a configuration class into its family under `name`, `documented`."""
 
     def enter(cls: type[V]) -> type[V]:
         assert name not in cls._members, f"{name!r} is registered twice"
         cls.type_name = name
         cls._members[name] = cls
-        return cls
+        return documented(cls)
 
     return enter
 

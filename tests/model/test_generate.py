@@ -226,6 +226,9 @@ def test_without_a_seed_the_global_generator_draws(lottery: GPT) -> None:
         ([[2, 3]], [6, 7, 0, 1, 2, 3]),
         ([[5], [1], [3]], [6, 7, 0, 1]),
         ([[2, 4], (0, 1, 2)], [6, 7, 0, 1, 2]),
+        # whatever type counts
+        ([torch.tensor([1, 2])], [6, 7, 0, 1, 2]),
+        (torch.tensor([[3, 2], [0, 1]]), [6, 7, 0, 1]),
         # the prompt takes no part, neither alone nor as a beginning
         ([[7]], [6, 7, 0, 1, 2, 3, 4, 5]),
         ([[7, 0]], [6, 7, 0, 1, 2, 3, 4, 5]),
@@ -321,6 +324,14 @@ def test_prompts_stay_as_they_are() -> None:
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
         ({"stop": [[1], []]}, "a stop sequence needs at least one token"),
+        (
+            {"stop": ["ab"]},
+            r"^stop takes sequences of token ids, .*encode\('ab'\)\], got 'ab' in it$",
+        ),
+        ({"stop": "ab"}, "^stop takes sequences of token ids, .* got 'a' in it$"),
+        ({"stop": [3]}, "^stop takes sequences of token ids, .* got 3 in it$"),
+        ({"stop": 3}, "^stop takes sequences of token ids, .* got 3 in it$"),
+        ({"stop": [[1, 2.5]]}, r"^stop takes sequences of token ids, .* got \[1, 2.5\] in it$"),
     ],
 )
 def test_bad_arguments_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -64,6 +64,16 @@ def test_automatic_choices():
 
 
 @pytest.mark.usefixtures("compiler")
+def test_details_of_more_than_two_bases_go_to_lean():
+    policy = rr.WAV(num_blocks=2, bases=("phase", "split", "random")).build(8, 16)
+    assert policy.start(torch.zeros(2, 16)).backend == "lean"
+    two = rr.WAV(num_blocks=2).build(8, 16)._phases.num_streams
+    assert choice(num_bases=two) == ("native", "device cpu")
+    three = policy._phases.num_streams
+    assert choice(num_bases=three) == ("lean", "it takes 3 sources of a running block, got 4")
+
+
+@pytest.mark.usefixtures("compiler")
 def test_a_device_may_be_a_name(monkeypatch):
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object())
     assert ops.choose("cpu", torch.float32, 64) == ("native", "device cpu")

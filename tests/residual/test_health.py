@@ -332,3 +332,26 @@ def test_findings_come_in_the_order_of_the_checks():
         "dead_mixing", "idle_layers", "details", "collapsed_mixing", "growing_sources",
         "detail_bias_drift",
     ]  # fmt: skip
+
+
+def test_what_was_not_seen_of_this_model_is_refused():
+    model = model_of(METHODS["wav"])
+    seen = seen_in(model)
+    takes = (
+        "^health takes what rr.capture gave, itself, or a line of kind `routing` of metrics.jsonl"
+    )
+    for wrong, got in (
+        ({}, "a dict without `update_rms`"),
+        (seen.result(), "a dict without `update_rms`"),
+        ([seen], "a list"),
+        (None, "a NoneType"),
+    ):
+        with pytest.raises(rr.UserError, match=f"{takes}; got {got}$"):
+            rr.health(wrong, model)
+    other = small_gpt(num_layers=3, residual=METHODS["pre_norm"])
+    words = (
+        f"^what was seen has {model.policy.num_sites} sites and the model 6; pass the model that"
+    )
+    for closely in (True, False):
+        with pytest.raises(rr.UserError, match=words):
+            rr.health(seen_in(model, closely=closely), other)

@@ -241,5 +241,10 @@ def test_coinciding_bases_are_told_by_their_signs():
     kinds = ("attention", "attention", "mlp", "mlp")
     with pytest.warns(UserWarning, match="phase and split bases coincide"):
         rr.WAV(block_layers=1).build(2, 4, kinds=kinds)
+    with pytest.warns(
+        UserWarning, match="with one layer a block the random and random_2 bases coincide"
+    ):
+        rr.WAV(block_layers=1, bases=("random", "random_2")).build(2, 4)
+    rr.WAV(block_layers=1, bases=("duplicate", "duplicate_2")).build(2, 4)
     # here phase is split's negative: another direction
     rr.WAV(block_layers=1).build(2, 4, kinds=("mlp", "attention"))

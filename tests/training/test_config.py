@@ -81,3 +81,12 @@ def test_equal_settings_of_other_types_are_the_same_run(make_config):
     assert json.dumps(to_dict(other)) == json.dumps(to_dict(plain))
     assert other.run_name("x") == plain.run_name("x")
     assert (type(other.steps), type(other.weight_decay)) == (int, float)
+
+
+@pytest.mark.parametrize("config", [{}, rr.GPTConfig(vocab_size=2), None])
+def test_training_takes_a_train_config_alone(config):
+    name = type(config).__name__
+    with pytest.raises(
+        rr.UserError, match=rf"^train takes a TrainConfig, got {name}; resroute\.config\.from_dict"
+    ):
+        rr.train(config)

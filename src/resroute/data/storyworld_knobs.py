@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from resroute.config import UserError, require_whole
+from resroute.config import UserError, documented, require_whole
 from resroute.data.storyworld_markup import Bonds
 from resroute.data.storyworld_odds import Combinations
 from resroute.data.storyworld_words import (
@@ -29,6 +29,7 @@ _MOST = {"length": 100, "entities": 12, "distance": 20_000}
 _LEAST_HELD_OUT = 0.06
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class StoryConfig:
     """What stories ask of a memory; the default is the stories of the default corpus.

@@ -1,6 +1,8 @@
 """Sampling from a model with a key-value cache."""
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ def generate(
         temperature: Divides the logits; zero takes the likeliest token.
         top_k: Draw among this many likeliest tokens.
         top_p: Draw among the likeliest tokens that together reach this probability.
-        stop: A row ends once it ends with any of these token sequences, which it keeps.
+        stop: A row ends once it ends with any of these sequences of token ids, which it keeps.
         seed: Seeds the draws; None uses torch's global generator.
         stream: Called with each step's new tokens (B,), -1 for rows that have ended.
 
@@ -45,7 +47,8 @@ def generate(
         early are padded with -1.
 
     Raises:
-        UserError: A prompt without tokens or with unknown ones, or settings out of range.
+        UserError: A prompt without tokens or with unknown ones, a `stop` that is not sequences of
+            token ids, or settings out of range.
     """
     _check(ids, max_new_tokens, temperature, top_k, top_p, stop, model.config.vocab_size)
     device = model.embedding.weight.device
@@ -148,5 +151,21 @@ def _check(
         raise UserError(f"top_k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top_p must be above 0 and at most 1, got {top_p}")
-    if not all(len(sequence) for sequence in stop):
-        raise UserError("a stop sequence needs at least one token; leave empty ones out")
+    for sequence in stop if isinstance(stop, Iterable) else (stop,):
+        if not _are_tokens(sequence):
+            raise UserError(
+                "stop takes sequences of token ids, such as [tokenizer.encode('ab')], got "
+                f"{sequence!r} in it"
+            )
+        if not len(sequence):
+            raise UserError("a stop sequence needs at least one token; leave empty ones out")
+
+
+def _are_tokens(sequence: Any) -> bool:
+    """Whether something is a sequence of whole numbers, whatever type counts them."""
+    try:
+        for token in sequence:
+            operator.index(token)
+    except TypeError:
+        return False
+    return True

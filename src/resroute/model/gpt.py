@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from resroute.config import UserError, require_whole, settle
+from resroute.config import UserError, documented, require_whole, settle
 from resroute.model.attention import Attention, Cache, LayerCache, Rotation, rotation
 from resroute.model.loss import cross_entropy, linear_cross_entropy, widen
 from resroute.model.projection import project
@@ -32,9 +32,15 @@ _MOST = {
 }
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """Shape of a model."""
+    """Shape of a model.
+
+    Raises:
+        UserError: A size out of its range; or heads that do not divide the width, key-value heads
+            that do not divide the heads, or rotary positions with an odd head width.
+    """
 
     vocab_size: int
     """V."""
@@ -43,16 +49,19 @@ class GPTConfig:
     num_layers: int = 12
     """L; each is an attention and an MLP sublayer."""
     num_heads: int = 8
+    """Query heads of an attention; they divide `dim`."""
     dim: int = 512
     """D, width of the stream."""
     residual: ResidualConfig = field(default_factory=PreNorm)
     """How the stack carries information over depth."""
     mlp: Literal["swiglu", "gelu"] = "swiglu"
+    """What the MLP does between its matrices."""
     mlp_ratio: float = 4.0
     """Hidden width of the MLP over D."""
     num_kv_heads: int | None = None
     """Key-value heads; None is one for each query head."""
     position: Literal["rope", "learned"] = "rope"
+    """Rotary positions in each attention, or a learned embedding of each position."""
     qk_norm: bool = False
     """Normalise queries and keys per head."""
     tie_embeddings: bool = False
@@ -61,6 +70,7 @@ class GPTConfig:
     dropout: float = 0.0
     """Probability, on the embedding, the attention weights and each update."""
     norm_eps: float = 1e-6
+    """Added to the mean squares in the norms of sublayers and of the readout."""
 
     def __post_init__(self) -> None:
         settle(self)

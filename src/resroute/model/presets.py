@@ -17,6 +17,15 @@ def paper(
 
     Width and SwiGLU of four times the width follow from the sizes that the paper's second version
     names; heads, context and block count are our choice.
+
+    Args:
+        num_layers: L.
+        vocab_size: V.
+        context: Most tokens that attend to each other.
+        residual: The method; None is `WAV()`.
+
+    Raises:
+        UserError: A size out of its range, as `GPTConfig`.
     """
     return _shape(num_layers, vocab_size, context, residual, dim=512, num_heads=8)
 
@@ -28,7 +37,17 @@ def small(
     context: int = 256,
     residual: ResidualConfig | None = None,
 ) -> GPTConfig:
-    """Width 128, for an hour or more on a CPU: about 6.3 M parameters at 24 layers."""
+    """Width 128, for an hour or more on a CPU: about 6.3 M parameters at 24 layers.
+
+    Args:
+        num_layers: L.
+        vocab_size: V.
+        context: Most tokens that attend to each other.
+        residual: The method; None is `WAV()`.
+
+    Raises:
+        UserError: A size out of its range, as `GPTConfig`.
+    """
     return _shape(num_layers, vocab_size, context, residual, dim=128, num_heads=4)
 
 
@@ -39,7 +58,17 @@ def tiny(
     context: int = 256,
     residual: ResidualConfig | None = None,
 ) -> GPTConfig:
-    """Width 48, for minutes on a CPU: about 0.9 M parameters at 24 layers."""
+    """Width 48, for minutes on a CPU: about 0.9 M parameters at 24 layers.
+
+    Args:
+        num_layers: L.
+        vocab_size: V.
+        context: Most tokens that attend to each other.
+        residual: The method; None is `WAV()`.
+
+    Raises:
+        UserError: A size out of its range, as `GPTConfig`.
+    """
     return _shape(num_layers, vocab_size, context, residual, dim=48, num_heads=3)
 
 

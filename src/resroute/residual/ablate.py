@@ -25,6 +25,9 @@ def without_sites(model: nn.Module, sites: Collection[int]) -> Iterator[None]:
     Args:
         model: A policy, or a module that holds one.
         sites: From 0 to `num_sites - 1`.
+
+    Raises:
+        UserError: Not exactly one policy, or a site that the stack does not have.
     """
     policy = policy_of(model)
     silenced = frozenset(sites)
@@ -44,7 +47,15 @@ def without_sites(model: nn.Module, sites: Collection[int]) -> Iterator[None]:
 
 @contextmanager
 def without_layer(model: nn.Module, layer: int) -> Iterator[None]:
-    """As `without_sites`, for the sites of a layer."""
+    """As `without_sites`, for the sites of a layer.
+
+    Args:
+        model: A policy, or a module that holds one.
+        layer: From 0 to `num_layers - 1`.
+
+    Raises:
+        UserError: Not exactly one policy, or a layer that the stack does not have.
+    """
     policy = policy_of(model)
     if layer not in range(policy.num_layers):
         raise UserError(f"there is no layer {layer}: the stack has 0 to {policy.num_layers - 1}")
@@ -73,7 +84,8 @@ def without_sources(
         at: Sites where they are, `num_sites` for the readout; None is everywhere.
 
     Raises:
-        UserError: A method that does not route, or a name that no site has.
+        UserError: Not exactly one policy, a method that does not route, or a name that no site
+            has.
     """
     policy = policy_of(model)
     names = policy.source_names()

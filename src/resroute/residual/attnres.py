@@ -13,7 +13,13 @@ from resroute.residual.routed_config import BlockedConfig, RoutedConfig, blocks_
 class FullAttnRes(RoutedConfig):
     """Each site mixes the embedding and every earlier update; the readout mixes them all.
 
+    Attention Residuals, arXiv 2603.15031, eq. 2 to 4. A site with query `q` and key gain `g` reads
+    `sum_i p_i v_i` of its sources `v_i`, with `p = softmax_i <q, g * v_i / rms(v_i)>`.
+
     Parameters: `query` and `key_gain` (K * L + 1, D), `gate` (K * L + 1,) where gated.
+
+    Raises:
+        UserError: As `RoutedConfig`.
     """
 
     def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> RoutedPolicy:
@@ -27,8 +33,12 @@ class FullAttnRes(RoutedConfig):
 class BlockAttnRes(BlockedConfig):
     """Each site mixes the embedding, finished blocks' sums and the running block's sum so far.
 
-    Attention Residuals, section on Block AttnRes, eq. 5 and 6: a block's first site sees no
-    running sum; the readout mixes the embedding and all block sums. Parameters as `FullAttnRes`.
+    Attention Residuals, arXiv 2603.15031, section on Block AttnRes, eq. 5 and 6: a block's first
+    site sees no running sum; the readout mixes the embedding and all block sums. The mix and the
+    parameters are those of `FullAttnRes`.
+
+    Raises:
+        UserError: As `BlockedConfig`.
     """
 
     def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> RoutedPolicy:
@@ -41,9 +51,14 @@ class BlockAttnRes(BlockedConfig):
 class DeltaAttnRes(RoutedConfig):
     """The plain sum stays; a read adds to it a mix of earlier updates, or of block sums.
 
-    The read of site 0 and the readout are the plain sum. Follows the paper's formula: in its
-    block form the authors' code takes other sources from the third block on. Parameters: `query`
-    and `key_gain` (K * L, D), `gate` (K * L,) where gated.
+    Delta Attention Residuals, arXiv 2605.18855: `h_s = e + sum_{j<s} u_j + sum_i p_i v_i`, with the
+    mix of `FullAttnRes`. The read of site 0 and the readout are the plain sum. In its block form
+    the authors' code takes other sources than the formula from the third block on.
+
+    Parameters: `query` and `key_gain` (K * L, D), `gate` (K * L,) where gated.
+
+    Raises:
+        UserError: As `RoutedConfig`, or a `num_blocks` below one.
     """
 
     num_blocks: int | None = None

@@ -33,7 +33,7 @@ class NothingLeftError(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResidualConfig(Variant, ABC):
+class ResidualConfig(Variant):
     """Settings of one residual method; `build` makes the policy, the module that carries it out."""
 
     @property
@@ -70,9 +70,11 @@ class ResidualConfig(Variant, ABC):
             warnings.warn(note, stacklevel=2)
         return policy
 
+    # not by ABC, which hides the fields' texts from `help`; type checkers need none
     @abstractmethod
     def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> "Policy[Any]":
         """Make the policy; its parameters may still be unset."""
+        raise NotImplementedError(f"{type(self).__name__} has no _build")
 
 
 class Policy(nn.Module, ABC, Generic[S]):

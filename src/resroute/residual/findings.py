@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from resroute.config import UserError, documented
 from resroute.residual.base import Policy, site_name
 from resroute.residual.capture import Capture
 from resroute.residual.observe import Observation
@@ -21,6 +22,7 @@ MOST = 0.5
 """Share of sites from which on a finding is of the model, not of a few sites."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """Something that is not as it is in a healthy model; see `health`."""
@@ -85,7 +87,8 @@ class Look:
 def look_at(
     seen: Observation | Capture, policy: Policy[Any], history: Iterable[Mapping[str, Any]]
 ) -> Look:
-    """Bring what was seen into the form that checks take."""
+    """Bring what was seen into the form that checks take; errors as of `health`."""
+    _require_seen_in(seen, policy)
     records = [record for record in history if record.get("kind", "routing") == "routing"]
     steps = [record["step"] for record in records if type(record.get("step")) is int]
     common: dict[str, Any] = {
@@ -125,6 +128,25 @@ def look_at(
         effective={site["site"]: site["effective_sources"] for site in found},
         means=means | shares([row for row in weights if row], policy.detail_names),
     )
+
+
+def _require_seen_in(seen: Any, policy: Policy[Any]) -> None:
+    """Refuse what is neither a capture nor an observation, or comes from another stack."""
+    if isinstance(seen, Capture):
+        num_sites = seen.policy.num_sites
+    elif isinstance(seen, Mapping) and isinstance(seen.get("update_rms"), list):
+        num_sites = len(seen["update_rms"])
+    else:
+        lack = " without `update_rms`" if isinstance(seen, Mapping) else ""
+        raise UserError(
+            "health takes what rr.capture gave, itself, or a line of kind `routing` of "
+            f"metrics.jsonl; got a {type(seen).__name__}{lack}"
+        )
+    if num_sites != policy.num_sites:
+        raise UserError(
+            f"what was seen has {num_sites} sites and the model {policy.num_sites}; pass the model "
+            "that was looked at"
+        )
 
 
 def shares(rows: Sequence[Mapping[str, float]], details: frozenset[str]) -> dict[str, float]:

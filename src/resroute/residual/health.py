@@ -60,6 +60,10 @@ def health(
 
     Returns:
         What was found, in a fixed order of checks; nothing of a healthy model.
+
+    Raises:
+        UserError: Not exactly one policy; or what was seen is of neither form, or of a stack with
+            another number of sites.
     """
     look = look_at(seen, policy_of(model), history)
     return [finding for check in CHECKS for finding in check(look)]

@@ -23,6 +23,8 @@ from resroute.residual.base import DEFAULT_KINDS, Policy, ResidualConfig
 from resroute.residual.layouts import Layout, find_names, layout_of, stacked
 from resroute.residual.routed import RoutedPolicy
 
+__all__ = ["block_size", "from_layout", "to_layout"]
+
 
 def from_layout(
     state: Mapping[str, Tensor],

@@ -3,14 +3,19 @@
 import math
 from dataclasses import dataclass
 
-from resroute.config import UserError, require_whole, settle
+from resroute.config import UserError, documented, require_whole, settle
 from resroute.core import block_sites
 from resroute.residual.base import ResidualConfig
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RoutedConfig(ResidualConfig):
-    """Options of every method with a depth-wise softmax."""
+    """Options of every method with a depth-wise softmax.
+
+    Raises:
+        UserError: An option of another kind than its field, or an `eps` outside 0 to 1.
+    """
 
     eps: float = 1e-6
     """Added to mean squares. Our choice: the papers give none. Zero is for tests: a source of
@@ -26,9 +31,14 @@ class RoutedConfig(ResidualConfig):
             raise UserError(f"eps must be at least 0 and at most 1, got {self.eps}")
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class BlockedConfig(RoutedConfig):
-    """Options of methods that gather layers into blocks; the unit is layers, not sublayers."""
+    """Options of methods that gather layers into blocks; the unit is layers, not sublayers.
+
+    Raises:
+        UserError: As `RoutedConfig`; or `num_blocks` and `block_layers` together, or below one.
+    """
 
     num_blocks: int | None = None
     """Blocks of the stack; each takes `ceil(L / num_blocks)` layers, the last may be shorter.

@@ -86,7 +86,7 @@ class PreNorm(ResidualConfig):
 @register("re_zero")
 @dataclass(frozen=True, kw_only=True)
 class ReZero(ResidualConfig):
-    """`h <- h + alpha_l u`, one scalar a layer, shared by its sublayers (Bachlechner et al. 2020).
+    """`h <- h + alpha_l u`, one scalar a layer, shared by its sublayers (arXiv 2003.04887).
 
     Scalars start at zero, so the stack starts as the identity. Parameter: `alpha` (L,).
     """
@@ -114,9 +114,12 @@ class ReZeroPolicy(SumPolicy):
 @register("layer_scale")
 @dataclass(frozen=True, kw_only=True)
 class LayerScale(ResidualConfig):
-    """`h <- h + scale_s * u`, one gain a channel and site (CaiT, Touvron et al. 2021, eq. 4).
+    """`h <- h + scale_s * u`, one gain a channel and site (CaiT, arXiv 2103.17239, eq. 4).
 
     Parameter: `scale` (K * L, D).
+
+    Raises:
+        UserError: An `init` that is no number, or beyond 1e6.
     """
 
     init: float | None = 1e-4

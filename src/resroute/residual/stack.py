@@ -68,9 +68,14 @@ class RoutedStack(nn.Module):
             activation_checkpointing: Keep what layers hand on and compute the rest again in the
                 backward pass.
 
+        Warns:
+            UserWarning: As `ResidualConfig.build`, with a configuration.
+
         Raises:
-            UserError: Numbers of sublayers, sites and norms that differ; or `dim` and `kinds`
-                missing with a configuration, or given with a built policy.
+            UserError: Sublayers or norms that are not modules in order; numbers of sublayers, sites
+                and norms that differ, or sublayers that are not whole layers; no policy and no
+                configuration of a method; or `dim` and `kinds` missing with a configuration, or
+                given with a built policy.
         """
         super().__init__()
         self.sublayers = _modules("sublayer", sublayers)

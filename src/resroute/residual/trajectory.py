@@ -39,6 +39,9 @@ def trajectory(model: nn.Module, *, num_blocks: int = 4) -> Iterator["Trajectory
         model: A policy, or a module that holds one.
         num_blocks: Into how many blocks the layers are gathered where the method has none of at
             least two sites.
+
+    Raises:
+        UserError: Not exactly one policy, or a `num_blocks` below one.
     """
     policy = policy_of(model)
     require_whole("num_blocks", num_blocks, 1)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,25 @@ _LARGE = 1e6
 class WAV(BlockedConfig):
     """Block AttnRes whose blocks give, besides their sum, one detail source for each basis.
 
-    Stated by the paper: the two bases, zero-sum signs, a negative detail bias of -2, detached RMS
-    matching with a maximum factor, a readout of sums alone. Our choices are fields and are listed
-    in docs/methods.md.
+    WAV v1, arXiv 2606.06564v1, in the softmax of Attention Residuals (arXiv 2603.15031, eq. 2 to
+    4). A block with updates `u_1 .. u_m` gives its state `C` and, for each basis with signs `c_i`,
+    a detail `X`. The phase's signs are +1 at attention and -1 at MLP sites, the split's +1 in the
+    block's first half and -1 after:
+
+        C = sum_i u_i    X = sum_i c_i u_i    v = sg(min(rms(C) / rms(X), rho_max)) X
+        logit = <q, g * X / rms(X)> + b       b = `detail_bias` at first
+
+    `v` is the value of the detail and `sg` stops the gradient; states and the embedding are mixed
+    as in `BlockAttnRes`. Stated by the paper: the two bases, zero-sum signs, a negative detail bias
+    of -2, detached RMS matching with a maximum factor, a readout of sums alone. Our choices are
+    fields and are listed in docs/methods.md.
 
     Parameters: those of `FullAttnRes`; `detail_bias` (K * L, number of bases), with one row more
     where details are in the readout; `basis` (K * L, number of bases) where learned.
+
+    Raises:
+        UserError: As `BlockedConfig`; bases that are unknown or not all different; or a
+            `detail_bias` or `rho_max` out of its range.
     """
 
     bases: tuple[str, ...] = ("phase", "split")
@@ -92,9 +105,40 @@ class WAV(BlockedConfig):
         return WAVPolicy(self, num_layers, dim, kinds)
 
 
-def HAARES(**options: Any) -> WAV:  # noqa: N802 - it stands beside the config classes
-    """WAV with the split basis alone, the author's later form (arXiv 2606.06564v2)."""
-    return WAV(bases=("split",), **options)
+def HAARES(  # noqa: N802 - it stands beside the config classes
+    *,
+    eps: float = WAV.eps,
+    key_gain: bool = WAV.key_gain,
+    gated: bool = WAV.gated,
+    num_blocks: int | None = WAV.num_blocks,
+    block_layers: int | None = WAV.block_layers,
+    learn_bases: bool = WAV.learn_bases,
+    detail_bias: float = WAV.detail_bias,
+    learn_detail_bias: bool = WAV.learn_detail_bias,
+    bias_running: bool = WAV.bias_running,
+    matching: Literal["detached", "attached", "off"] = WAV.matching,
+    rho_max: float | None = WAV.rho_max,
+    details_in_readout: bool = WAV.details_in_readout,
+) -> WAV:
+    """WAV with the split basis alone, the author's later form (arXiv 2606.06564v2).
+
+    That the other settings are WAV's is our reading; they, and errors, are as of `WAV`.
+    """
+    return WAV(
+        bases=("split",),
+        eps=eps,
+        key_gain=key_gain,
+        gated=gated,
+        num_blocks=num_blocks,
+        block_layers=block_layers,
+        learn_bases=learn_bases,
+        detail_bias=detail_bias,
+        learn_detail_bias=learn_detail_bias,
+        bias_running=bias_running,
+        matching=matching,
+        rho_max=rho_max,
+        details_in_readout=details_in_readout,
+    )
 
 
 class WAVPolicy(RoutedPolicy):
@@ -143,23 +187,29 @@ class WAVPolicy(RoutedPolicy):
                 "learn_bases takes coefficients less their mean over the block, which leaves "
                 f"nothing of the basis {sums[0]!r}; leave one of them out"
             )
-        places = range(len(config.bases))
-        empty = [i for i in places if not any(self.signs[site][i] for site in self.blocks[0])]
-        if empty:
-            size, name = len(self.blocks[0]), config.bases[empty[0]]
-            self.notes.append(
-                f"in a block of {size} the basis {name!r} is zero: "
-                "its details are sources of zeros that take weight; use fewer, longer blocks"
-            )
-            return
-        if not {"phase", "split"} <= set(config.bases):
-            return
-        first = [dict(zip(config.bases, self.signs[site], strict=True)) for site in self.blocks[0]]
-        if all(row["phase"] == row["split"] for row in first):
-            self.notes.append(
-                "with one layer a block the phase and split bases coincide; use fewer, longer "
-                "blocks or one basis"
-            )
+        # all blocks are as long as the first, but for the last, whose details no later block reads
+        rows = [self.signs[site] for site in self.blocks[0]] if config.bases else []
+        size = len(rows)
+        directions: dict[str, tuple[float, ...]] = {}
+        for name, column in zip(config.bases, zip(*rows, strict=True), strict=True):
+            if not any(column):
+                self.notes.append(
+                    f"in a block of {size} the basis {name!r} is zero: "
+                    "its details are sources of zeros that take weight; use fewer, longer blocks"
+                )
+                return
+            for other, known in directions.items():
+                # a negative is another direction: weights are positive; duplicates are meant to be
+                # equal
+                if known == column and name not in sums:
+                    layers = size // len(self.kinds)
+                    told = "one layer" if layers == 1 else f"{layers} layers"
+                    self.notes.append(
+                        f"with {told} a block the {other} and {name} bases coincide; use fewer, "
+                        "longer blocks or one basis"
+                    )
+                    return
+            directions[name] = column
 
     def reset_parameters(self) -> None:
         """Zero queries, unit gains, biases at `detail_bias`, coefficients at the signs."""

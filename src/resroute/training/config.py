@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from resroute.config import (
     UserError,
+    documented,
     fingerprint,
     from_defaults,
     require_whole,
@@ -42,11 +43,18 @@ _NOT_IDENTITY = (
 _MOST = 10**9
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Settings of one run. Batches are a function of the corpus, `seed` and the step alone."""
+    """Settings of one run. Batches are a function of the corpus, `seed` and the step alone.
+
+    Raises:
+        UserError: A setting out of its range or of another kind than its field, or a batch size
+            that `accumulation` does not divide.
+    """
 
     model: GPTConfig
+    """Its shape and method."""
     data: str
     """Corpus folder, as `resroute data prepare` writes it."""
     mix: tuple[str, ...] = ()
@@ -66,10 +74,13 @@ class TrainConfig:
     final_learning_rate: float = 0.1
     """Where the cosine ends, as a share of the peak."""
     warmup_steps: int = 50
+    """Steps until the peak; the rate rises linearly."""
     weight_decay: float = 0.1
     """Of matrices alone; policy parameters, norms and embeddings have none."""
     beta1: float = 0.9
+    """Of AdamW: what its mean of gradients keeps a step."""
     beta2: float = 0.95
+    """Of AdamW: what its mean of their squares keeps a step."""
     clip_norm: float = 1.0
     """Largest gradient norm; longer gradients are scaled down to it."""
     seed: int = 0

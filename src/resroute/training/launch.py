@@ -61,11 +61,16 @@ def train(
         `stop_at` left it unfinished.
 
     Raises:
-        UserError: A configuration that does not fit the corpus, this machine or the run folder,
-            a folder in use by another run, another training in this process, or a loss or gradient
-            that is no longer finite.
+        UserError: No `TrainConfig`, or one that does not fit the corpus, this machine or the run
+            folder, a folder in use by another run, another training in this process, or a loss or
+            gradient that is no longer finite.
         Preempted: The system asked to stop; where the run had begun, its checkpoint is written.
     """
+    if not isinstance(config, TrainConfig):
+        raise UserError(
+            f"train takes a TrainConfig, got {type(config).__name__}; "
+            "resroute.config.from_dict(rr.TrainConfig, ..) makes one of JSON values"
+        )
     if stop_at is not None and stop_at < 0:
         raise UserError(f"stop_at must be at least 0, got {stop_at}")
     if torch.get_default_device().type != "cpu" or torch.is_inference_mode_enabled():

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from resroute.config import UserError
+from resroute.config import UserError, documented
 from resroute.data import Floor
 from resroute.files import flush, read_json_lines, write_text, writing
 from resroute.residual.findings import Finding
 from resroute.training.config import TrainConfig
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
     """A run that starts, or goes on."""
@@ -34,6 +35,7 @@ class RunStart:
     floor: Floor | None
     """The least loss that any model can reach, where the corpus knows it."""
     config: TrainConfig
+    """As it was given."""
 
 
 class Listener:
