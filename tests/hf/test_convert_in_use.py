@@ -8,6 +8,10 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
 from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer, TrainingArguments
 
 import resroute as rr
@@ -89,11 +93,33 @@ def test_checkpointing_changes_no_bit(model, ids):
     assert all(torch.equal(found[name], recomputed[name]) for name in found)
 
 
-def test_reentrant_checkpointing_is_refused(model, ids):
+# torch's, which sees no tensor among what a layer is given, or that its default was taken
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.filterwarnings("ignore:.*use_reentrant parameter should be passed explicitly")
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("options", [{"use_reentrant": True}, {}], ids=["asked", "default"])
+def test_reentrant_checkpointing_is_refused(model, ids, options, every):
     model.train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.gradient_checkpointing_enable(options, every_n_layers=every)
     with pytest.raises(UserError, match="reentrant checkpointing loses the gradient"):
         model(ids)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("place", [0, 3])
+def test_wrappers_that_checkpoint(model, ids, place):
+    loss, found = gradients(model.train(), ids)
+    layers = model.model.layers
+    layer = layers[place]
+    layers[place] = checkpoint_wrapper(layer, CheckpointImpl.REENTRANT)
+    with pytest.raises(UserError, match="reentrant checkpointing loses the gradient"):
+        model(ids, use_cache=False)
+    layers[place] = checkpoint_wrapper(layer, CheckpointImpl.NO_REENTRANT)
+    again, recomputed = gradients(model, ids)
+    assert torch.equal(loss, again)
+    names = [name.replace("._checkpoint_wrapped_module", "") for name in recomputed]
+    assert names == list(found)
+    assert all(map(torch.equal, recomputed.values(), found.values()))
 
 
 def test_static_cache_beams_and_sampling(model, ids):

@@ -3,10 +3,10 @@
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from resroute.config import UserError, to_dict, variants
+from resroute.hf.convertible import convertible_form, has_adapters, require_own_forward
 from resroute.hf.fold import fold
 from resroute.hf.forms import form_of
 from resroute.hf.routed import POLICY, stock_class
@@ -15,7 +15,6 @@ from resroute.residual import LayerScale, Policy, PreNorm, ResidualConfig
 from resroute.residual.routed import RoutedPolicy
 from resroute.residual.routed_config import RoutedConfig
 
-_ADAPTERS = "the model holds adapters of peft; convert it before they are added"
 _CONVERTED = " (converted by resroute)"
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -45,11 +44,11 @@ def convert(model: M, method: ResidualConfig, *, from_scratch: bool = False) -> 
 
     Raises:
         UserError: An architecture that is not supported, a model that was converted before, that
-            holds LoRA adapters or hooks of a device map, or a method that does not start as the
-            identity.
+            holds LoRA adapters or hooks of a device map, whose decoder or layers run code that is
+            not of transformers, or a method that does not start as the identity. The model is then
+            as it was.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(_no_model(model))
+    form = convertible_form(model)
     if not isinstance(method, ResidualConfig):
         got = f"the class {method.__name__}" if isinstance(method, type) else repr(method)
         raise UserError(
@@ -61,24 +60,19 @@ def convert(model: M, method: ResidualConfig, *, from_scratch: bool = False) -> 
             f"{method.label} changes what a trained model computes; take gated=True, or PreNorm, "
             "or LayerScale(init=1)\ngive from_scratch=True for a model with initial weights"
         )
-    decoder: Any = model.base_model
-    form = form_of(decoder)
-    layers, norm = getattr(decoder, form.layers), getattr(decoder, form.norm)
-    for module in (model, decoder, norm, *layers):
-        _require_stock(module)
-    for layer in layers:
-        _require_known_forward(layer)
     if variants(ResidualConfig).get(getattr(method, "type_name", "")) is not type(method):
         raise UserError(
             f"{type(method).__name__} is not registered, so that it could not be saved; see "
             "resroute.config.register"
         )
+    decoder: Any = model.base_model
+    field = to_dict(method)
     policy = policy_for(decoder, form, method)
     policy.to(decoder.get_input_embeddings().weight.device, torch.float32)
     # calls of `init_weights` leave it as it is, as they do with weights that were loaded
     policy.__dict__["_is_hf_initialized"] = True
     install(model, policy, form)
-    setattr(model.config, FIELD, to_dict(method))
+    setattr(model.config, FIELD, field)
     # adapters name their base by this: one that names the stock folder would load without routing
     if model.name_or_path:
         model.name_or_path += _CONVERTED
@@ -105,7 +99,7 @@ def unconvert(model: M) -> M:
     Raises:
         UserError: A model that was not converted, or whose routing cannot be folded into weights.
     """
-    if _has_adapters(model):
+    if has_adapters(model):
         raise UserError(
             "the model holds adapters of peft; merge them (merge_and_unload) before "
             "resroute.unconvert"
@@ -121,9 +115,9 @@ def unconvert(model: M) -> M:
     form, policy = form_of(decoder), getattr(decoder, POLICY)
     layers = getattr(decoder, form.layers)
     for module in (decoder, getattr(decoder, form.norm), *layers):
-        _require_own_forward(module)
+        require_own_forward(module)
     if _has_coefficients(policy):
-        fold(layers, form, policy, decoder.config)
+        fold(model, form, policy)
     for module in {
         id(m): m for m in (model, decoder, getattr(decoder, form.norm), *layers)
     }.values():
@@ -153,48 +147,3 @@ def _has_coefficients(policy: Policy[Any]) -> bool:
             "ReZero, LayerScale and closed gates can be taken out"
         )
     return False
-
-
-def _require_stock(module: nn.Module) -> None:
-    """Refuse modules that are changed already."""
-    if stock_class(module) is not None:
-        raise UserError(
-            "the model was converted before; resroute.unconvert takes a method out again"
-        )
-    _require_own_forward(module)
-    if _has_adapters(module):
-        raise UserError(_ADAPTERS)
-
-
-def _require_own_forward(module: nn.Module) -> None:
-    """Refuse modules whose `forward` is not that of their class."""
-    if "forward" in module.__dict__:
-        raise UserError(
-            f"{type(module).__name__} has a forward of its own, as a device map or the autocast of "
-            "accelerate gives it; do this before the model is dispatched or prepared"
-        )
-
-
-def _require_known_forward(layer: nn.Module) -> None:
-    """Refuse layers that compute something else than transformers' own: it would be lost."""
-    made_in = getattr(type(layer).forward, "__module__", "")
-    if not made_in.startswith("transformers."):
-        raise UserError(
-            f"{type(layer).__name__}.forward is that of {made_in}, not of transformers: how it "
-            "adds up is not known to resroute"
-        )
-
-
-def _has_adapters(model: Any) -> bool:
-    """Whether a module is, or holds, one of peft's."""
-    parts = model.modules() if isinstance(model, nn.Module) else (model,)
-    return any(type(part).__module__.startswith("peft.") for part in parts)
-
-
-def _no_model(model: Any) -> str:
-    if _has_adapters(model):
-        return _ADAPTERS
-    return (
-        f"{type(model).__name__} is no model of transformers; put the method into your own model "
-        "by policy.read and policy.write, or by resroute.RoutedStack"
-    )

@@ -1,5 +1,7 @@
 """Multiplying the coefficients of a method into a model's own weights."""
 
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,43 +13,69 @@ from resroute.hf.forms import Form, Sublayer
 from resroute.residual import Policy
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Scaling:
+    """One tensor of a module's own, and what its values are multiplied by."""
+
+    owner: nn.Module
+    name: str
+    by: Tensor
+    """Broadcast over the tensor."""
+    offset: float = 0.0
+    """Of a norm that multiplies by this plus its weight."""
+
+
 @torch.no_grad()
-def fold(layers: Any, form: Form, policy: Policy[Any], config: Any) -> None:
+def fold(model: nn.Module, form: Form, policy: Policy[Any]) -> None:
     """Scale every update by its coefficient, in the last norm or the last maps of its sublayer.
 
     Args:
-        layers: Of the decoder.
+        model: Converted.
         form: The decoder's.
         policy: Has a coefficient, () or (D,), at every site.
-        config: The decoder's.
 
     Raises:
-        UserError: Sublayers that end in something else; nothing has changed then.
+        UserError: Sublayers that end in something else, or in weights that are shared or made anew
+            in every call; nothing has changed then.
     """
-    is_parallel = form.is_parallel(config)
-    targets: list[tuple[Any, Tensor]] = []
+    decoder: Any = model.base_model
+    layers, is_parallel = getattr(decoder, form.layers), form.is_parallel(decoder.config)
+    scalings: list[_Scaling] = []
     both = form.attention, form.mlp
     for site in range(policy.num_sites):
         index, place = divmod(site, 1 if is_parallel else 2)
         coefficient = policy.coefficient(site)
         assert coefficient is not None
         for sublayer in both if is_parallel else both[place : place + 1]:
-            ends = _ends(layers[index], sublayer)
-            targets += [(end, coefficient) for end in ends]
-    for end, coefficient in targets:
-        _scale(end, coefficient.float(), form)
+            scalings += _scalings(layers[index], sublayer, coefficient, form.gain_offset)
+    _require_own(scalings, model)
+    for one in scalings:
+        weight = getattr(one.owner, one.name)
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        weight.copy_((wide + one.offset) * one.by - one.offset)
 
 
-def _ends(layer: Any, sublayer: Sublayer) -> list[Any]:
-    """Norms or maps through which all of an update goes, and nothing else."""
+def _scalings(layer: Any, sublayer: Sublayer, by: Tensor, gain_offset: float) -> list[_Scaling]:
+    """Tensors of the norms or maps through which all of an update goes, and nothing else."""
     norms = [getattr(layer, name) for name in sublayer.after]
     norms = [norm for norm in norms if not isinstance(norm, nn.Dropout)]
     module = getattr(layer, sublayer.module)
-    found = norms[-1:] or [
-        end for name in sublayer.outputs if (end := _part(module, name)) is not None
-    ]
-    known = (nn.Linear, Conv1D, nn.Parameter)
-    if not found or not all(norms or type(end) in known for end in found):
+    if norms:
+        return [_Scaling(owner=norms[-1], name="weight", by=by, offset=gain_offset)]
+    found: list[_Scaling] = []
+    for path in sublayer.outputs:
+        *parents, name = path.split(".")
+        owner = _part(module, parents)
+        end = getattr(owner, name, None)
+        if type(end) is nn.Parameter:
+            # of all experts: (experts, D, hidden)
+            found += [_Scaling(owner=owner, name=name, by=by.expand(end.shape[1])[:, None])]
+        elif type(end) in (nn.Linear, Conv1D):
+            found += _of_map(end, by)
+        elif end is not None:
+            found = []
+            break
+    if not found:
         raise UserError(
             f"{type(module).__name__} does not end in linear maps that are known; merge adapters "
             "before resroute.unconvert"
@@ -55,28 +83,37 @@ def _ends(layer: Any, sublayer: Sublayer) -> list[Any]:
     return found
 
 
-def _part(module: Any, path: str) -> Any:
-    for name in path.split("."):
+def _part(module: Any, names: list[str]) -> Any:
+    for name in names:
         module = getattr(module, name, None)
     return module
 
 
-def _scale(end: Any, by: Tensor, form: Form) -> None:
-    """Multiply what comes out of a module by `by`, () or (D,), computed in float32."""
-    if isinstance(end, nn.Parameter):
-        # of all experts: (experts, D, hidden)
-        _multiply(end, by.expand(end.shape[1])[:, None])
-    elif isinstance(end, Conv1D):
-        _multiply(end.weight, by)
-        _multiply(end.bias, by)
-    elif isinstance(end, nn.Linear):
-        _multiply(end.weight, by.expand(end.weight.shape[0])[:, None])
-        if end.bias is not None:
-            _multiply(end.bias, by)
-    else:
-        offset = form.gain_offset
-        end.weight.copy_((end.weight.float() + offset) * by - offset)
+def _of_map(end: Any, by: Tensor) -> list[_Scaling]:
+    # a Linear has its weight as (outputs, inputs), a Conv1D the other way round
+    rows = by if isinstance(end, Conv1D) else by.expand(end.out_features)[:, None]
+    weight = _Scaling(owner=end, name="weight", by=rows)
+    return [weight] if end.bias is None else [weight, _Scaling(owner=end, name="bias", by=by)]
 
 
-def _multiply(weight: Tensor, by: Tensor) -> None:
-    weight.copy_(weight.float() * by)
+def _require_own(scalings: list[_Scaling], model: nn.Module) -> None:
+    """Refuse tensors that are used in several places, or computed from others in every call."""
+    uses = Counter(_memory(p) for _, p in model.named_parameters(remove_duplicate=False))
+    for one in scalings:
+        kind = type(one.owner).__name__
+        weight = one.owner._parameters.get(one.name)
+        if weight is None:
+            raise UserError(
+                f"{one.name} of a {kind} is no parameter, as with pruning or weight norm; make it "
+                "one (torch.nn.utils.prune.remove, remove_weight_norm) before resroute.unconvert"
+            )
+        if uses[_memory(weight)] > 1:
+            raise UserError(
+                f"{one.name} of a {kind} is shared in the model, and each place would need its own "
+                "coefficient\ngive each a copy of its own before resroute.unconvert"
+            )
+
+
+def _memory(weight: Tensor) -> int:
+    # parameters apart may be views of the same memory; those without any are told by themselves
+    return weight.data_ptr() or id(weight)

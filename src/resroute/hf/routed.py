@@ -18,8 +18,23 @@ from resroute.residual import Policy
 
 POLICY = "residual_policy"
 """Name of the policy in the decoder, and in the names of its parameters."""
-SHOWN = "resroute_shows"
-"""Argument that decoders hand on to layers; some keep `output_hidden_states` to themselves."""
+GIVEN = "resroute_given"
+"""Argument by which decoders hand a `Given` on to their layers."""
+
+
+class Given:
+    """What the decoder gives to its layers in one call.
+
+    They keep nothing of the decoder, so that a part that was copied, as adapters copy what they
+    train, reads by the policy of the model that it is in. A plain object: what wraps layers moves,
+    casts or takes apart the modules and tuples among their arguments.
+    """
+
+    def __init__(self, policy: Any, is_shown: bool) -> None:
+        self.policy: Policy[Any] = policy
+        """The decoder's, or what an adapter has put in its place."""
+        self.is_shown = is_shown
+        """Whether hidden states were asked for."""
 
 
 class Carried(NamedTuple):
@@ -29,23 +44,43 @@ class Carried(NamedTuple):
     """What the next site reads (B, T, D), where hidden states were asked for: what
     `output_hidden_states` shows."""
     stream: Any
+    given: Given
 
 
 class Routing(NamedTuple):
-    """What a layer knows of the stack; no module, so that nothing is registered twice."""
+    """A layer's place in the stack."""
 
-    decoder: Any
     form: Form
+    is_parallel: bool
+    """Whether its sublayers read the same, and are one site."""
     first_site: int
 
-    @property
-    def policy(self) -> Policy[Any]:
-        """The decoder's, or what an adapter has put in its place."""
-        found: Policy[Any] = getattr(self.decoder, POLICY)
-        return found
+
+class _New:
+    """Makes an instance to be filled by `copy`; pickle, which would write this down, is refused."""
+
+    def __call__(self, kind: Any, *_: Any) -> Any:
+        return kind.__new__(kind)
+
+    def __reduce__(self) -> Any:
+        raise UserError(
+            "a converted model cannot be pickled: its classes are made as it is converted\n"
+            "save it by save_pretrained, or save its state_dict"
+        )
 
 
-class RoutedLayer:
+_new = _New()
+
+
+class Unpickled:
+    """Mixed into converted modules: they can be copied, but not pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made: Any = super().__reduce_ex__(protocol)
+        return (_new, *made[1:])
+
+
+class RoutedLayer(Unpickled):
     """Mixed into a decoder layer's class."""
 
     _routing: Routing
@@ -53,13 +88,12 @@ class RoutedLayer:
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Carried:
         """Carry the stream over this layer's sites; arguments are the layer's own."""
-        policy, form, site = self._routing.policy, self._routing.form, self._routing.first_site
-        is_shown = kwargs.pop(SHOWN, False)
-        _refuse_reentrant(self)
+        form, is_parallel, site = self._routing
+        stream, given = _carried(hidden_states, kwargs.pop(GIVEN, None), site)
+        policy = given.policy
         # names of arguments that were given by position
         kwargs |= dict(zip(self._names, args, strict=False))
-        stream = _stream(hidden_states, policy, site)
-        if form.is_parallel(self._routing.decoder.config):
+        if is_parallel:
             read, stream = policy.read_normalised(stream, site, _as_it_is)
             attended = _update(self, form.attention, read, kwargs)
             stream = policy.write(stream, site, attended + _update(self, form.mlp, read, None))
@@ -68,18 +102,17 @@ class RoutedLayer:
                 read, stream = policy.read_normalised(stream, site + place, _as_it_is)
                 update = _update(self, sublayer, read, None if place else kwargs)
                 stream = policy.write(stream, site + place, update)
-        return Carried(_shown(policy, stream) if is_shown else None, stream)
+        return Carried(_shown(policy, stream) if given.is_shown else None, stream, given)
 
 
-class RoutedNorm:
+class RoutedNorm(Unpickled):
     """Mixed into the final norm's class."""
-
-    _routing: Routing
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         """Read out the stream, and normalise."""
+        _refuse_reentrant(hidden_states)
         if isinstance(hidden_states, Carried):
-            hidden_states = self._routing.policy.finish(hidden_states.stream)
+            hidden_states = hidden_states.given.policy.finish(hidden_states.stream)
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
 
@@ -100,21 +133,23 @@ def _update(layer: Any, sublayer: Sublayer, read: Tensor, kwargs: dict[str, Any]
     return update
 
 
-def _stream(hidden_states: Any, policy: Policy[Any], site: int) -> Any:
+def _carried(hidden_states: Any, given: Given | None, site: int) -> tuple[Any, Given]:
+    """The stream that comes to a layer, and what the decoder gave; the first layer opens it."""
     if isinstance(hidden_states, Carried):
-        return hidden_states.stream
-    if site:
+        return hidden_states.stream, hidden_states.given
+    _refuse_reentrant(hidden_states)
+    if site or given is None:
         raise UserError(
             "a converted layer was given hidden states without a stream; run the whole model"
         )
     # a whole model on the meta device counts as one that is there
-    is_there = hidden_states.is_meta or not any(p.is_meta for p in policy.parameters())
+    is_there = hidden_states.is_meta or not any(p.is_meta for p in given.policy.parameters())
     if not is_there:
         raise UserError(
             "the residual policy is not in memory: a converted model cannot be offloaded, or "
             "shared among devices by a device map"
         )
-    return policy.start(hidden_states)
+    return given.policy.start(hidden_states), given
 
 
 def _shown(policy: Policy[Any], stream: Any) -> Tensor:
@@ -123,11 +158,9 @@ def _shown(policy: Policy[Any], stream: Any) -> Tensor:
     return policy.read(stream, stream.site)
 
 
-def _refuse_reentrant(layer: Any) -> None:
-    checkpoint = getattr(layer, "_gradient_checkpointing_func", None)
-    if not (layer.training and getattr(layer, "gradient_checkpointing", False)):
-        return
-    if getattr(checkpoint, "keywords", {}).get("use_reentrant"):
+def _refuse_reentrant(hidden_states: Any) -> None:
+    # its autograd function makes a plain tuple of what a layer returns, cut off from the graph
+    if isinstance(hidden_states, tuple) and not isinstance(hidden_states, Carried):
         raise UserError(
             "reentrant checkpointing loses the gradient of a stream; enable checkpointing with "
             "use_reentrant=False"

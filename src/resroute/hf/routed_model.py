@@ -8,11 +8,14 @@ from torch import nn
 
 from resroute.config import UserError, from_dict
 from resroute.files import read_json, write_json
+from resroute.hf.convertible import require_known
 from resroute.hf.forms import Form, form_of
 from resroute.hf.routed import (
+    GIVEN,
     POLICY,
-    SHOWN,
+    Given,
     Routing,
+    Unpickled,
     derived,
     layer_class,
     norm_class,
@@ -43,23 +46,25 @@ def policy_for(decoder: Any, form: Form, method: ResidualConfig) -> Policy[Any]:
 def install(model: Any, policy: nn.Module, form: Form) -> None:
     """Change the classes of a model's modules so that they carry a stream."""
     decoder = model.base_model
+    layers, norm = getattr(decoder, form.layers), getattr(decoder, form.norm)
+    is_parallel = form.is_parallel(decoder.config)
+    # whatever may fail comes before anything changes
+    changes: list[tuple[Any, Any]] = [(layer, layer_class(type(layer))) for layer in layers]
+    changes += [(norm, norm_class(type(norm)))]
+    changes += [(decoder, decoder_class(stock_class(decoder) or type(decoder)))]
+    # a model may be its own decoder, or be born with its class
+    if model is not decoder and stock_class(model) is None:
+        changes += [(model, model_class(type(model)))]
     setattr(decoder, POLICY, policy)
     decoder.__dict__[WITHIN] = decoder is not model
-    layers = getattr(decoder, form.layers)
-    size = 1 if form.is_parallel(decoder.config) else 2
     for index, layer in enumerate(layers):
-        layer.__dict__["_routing"] = Routing(decoder, form, size * index)
-        layer.__class__ = layer_class(type(layer))
-    norm = getattr(decoder, form.norm)
-    norm.__dict__["_routing"] = Routing(decoder, form, size * len(layers))
-    norm.__class__ = norm_class(type(norm))
-    decoder.__class__ = decoder_class(stock_class(decoder) or type(decoder))
-    # a model may be its own decoder, or be born with its class
-    if stock_class(model) is None:
-        model.__class__ = model_class(type(model))
+        site = index if is_parallel else 2 * index
+        layer.__dict__["_routing"] = Routing(form, is_parallel, site)
+    for module, routed in changes:
+        module.__class__ = routed
 
 
-class RoutedModel:
+class RoutedModel(Unpickled):
     """Mixed into a converted model's class: how it is born, its initial weights, what is saved."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -67,6 +72,7 @@ class RoutedModel:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         decoder: Any = self.base_model  # type: ignore[attr-defined]
         form = form_of(decoder)
+        require_known(decoder, form)
         install(self, policy_for(decoder, form, method_of(config, "the configuration")), form)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,15 +138,15 @@ def model_class(stock: Any) -> Any:
 
 @once
 def decoder_class(stock: Any) -> Any:
-    """As `model_class`, of the module that has the layers: it tells them what is to be shown."""
+    """As `model_class`, of the module that has the layers: it gives them the policy."""
 
     @functools.wraps(stock.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         _require_all_layers(self)
         wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         # a number, also zero, asks for some layers' alone
-        if wanted is not None and wanted is not False:
-            kwargs[SHOWN] = True
+        is_shown = wanted is not None and wanted is not False
+        kwargs[GIVEN] = Given(getattr(self, POLICY), is_shown)
         return stock.forward(self, *args, **kwargs)
 
     routed = model_class(stock)
