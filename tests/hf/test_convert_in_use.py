@@ -167,7 +167,7 @@ def test_a_copy_has_a_policy_of_its_own(model, ids):
 def test_compiled_as_one_graph():
     # apart: the checks of shapes that tests put around functions cannot be compiled
     command = [sys.executable, "-W", "error::UserWarning", "-c", COMPILED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1e-5
 
