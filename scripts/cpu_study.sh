@@ -39,6 +39,6 @@ others=re-zero,layer-scale,haares,delta-attn-res,full-attn-res
 "${run[@]}" sweep learning_rate --data "$stories" "${common[@]}" "${tuned[@]}" --layers 12 --methods "$others"
 "${run[@]}" sweep paper --data "$stories" "${common[@]}" "${full[@]}" --layers 12 --seeds 3 \
   --methods "pre-norm,block-attn-res,$others" --out "$out/others" --results "$results/others" --reuse "$results"
-# two and four times the training, shallow alone: does the gap at 12 layers come from short runs?
+# two and four times the training, shallow alone: does the gap at 12 layers come from short runs
 "${run[@]}" sweep horizon --data "$stories" "${common[@]}" "${full[@]}" --layers 12 --seeds 3 --axis 1,2,4 \
   --methods block-attn-res,wav --out "$out/horizon" --results "$results/horizon" --reuse "$results"
