@@ -406,6 +406,9 @@ def test_at_equal_time_the_slower_method_is_read_off_its_curve():
     assert noisy.equal_compute == ()
     (note,) = (note for note in noisy.notes if "equal training time" in note)
     assert "are left out at 4 layers on tales: speeds of equal runs differ up to 1.5 times" in note
+    longer = run(PreNorm(), 1.0, options={"steps": 200}, speed=100.0)
+    (note,) = (n for n in compare([*noisy.groups[1].runs, longer]).notes if "equal training" in n)
+    assert "are left out at 4 layers, tokens 1,000 on tales: speeds" in note
     assert not any("equal training time" in note for note in compare(runs).notes)
     # a run at a rate that is not the best one does the same work
     other_rate = run(WAV(), 1.3, 0, rate=3e-3, curve=curve, speed=55.0)

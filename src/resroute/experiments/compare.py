@@ -84,7 +84,7 @@ def compare(
             *_notes_on_series(series, baseline),
             *notes,
             *_notes_on_rates(groups, best),
-            *_notes_on_speeds(noisy),
+            *_notes_on_speeds(noisy, {group.setting for group in best}),
         ),
     )
 
@@ -302,21 +302,29 @@ def _notes_on_rates(groups: Sequence[Group], best: Sequence[Group]) -> Iterator[
             )
 
 
-def _notes_on_speeds(noisy: dict[Setting, float]) -> Iterator[str]:
+def _notes_on_speeds(noisy: dict[Setting, float], known: set[Setting]) -> Iterator[str]:
     if noisy:
         yield (
-            f"Losses at equal training time are left out at {_listed(noisy)}: speeds of equal runs "
-            f"differ up to {max(noisy.values()):.1f} times, since the machine did other work. "
-            "The command resroute bench step compares speeds."
+            f"Losses at equal training time are left out at {_listed(noisy, known)}: speeds of "
+            f"equal runs differ up to {max(noisy.values()):.1f} times, since the machine did other "
+            "work. The command resroute bench step compares speeds."
         )
 
 
-def _listed(settings: Iterable[Setting]) -> str:
-    """Settings, those of one corpus together."""
+def _listed(settings: Iterable[Setting], known: set[Setting]) -> str:
+    """Settings, those of one corpus together, with what else tells them from other known ones."""
+    axes = [name for name in ("width", "tokens") if len({getattr(s, name) for s in known}) > 1]
     depths: dict[str, list[str]] = {}
     for setting in settings:
-        depths.setdefault(setting.corpus, []).append(str(setting.num_layers))
-    return "; ".join(f"{', '.join(own)} layers on {corpus}" for corpus, own in depths.items())
+        more = "".join(f", {name} {getattr(setting, name):,}" for name in axes)
+        depths.setdefault(setting.corpus, []).append(f"{setting.num_layers} layers{more}")
+    return "; ".join(f"{_joined(own)} on {corpus}" for corpus, own in depths.items())
+
+
+def _joined(depths: Sequence[str]) -> str:
+    """`12, 24 layers`, or in full where more than the depth is told."""
+    plain = [text.removesuffix(" layers") for text in depths]
+    return f"{', '.join(plain)} layers" if all(map(str.isdigit, plain)) else " and ".join(depths)
 
 
 def _by_setting(groups: Iterable[Group]) -> list[tuple[Setting, list[Group]]]:
