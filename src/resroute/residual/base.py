@@ -74,7 +74,7 @@ class ResidualConfig(Variant):
     @abstractmethod
     def _build(self, num_layers: int, dim: int, kinds: tuple[str, ...]) -> "Policy[Any]":
         """Make the policy; its parameters may still be unset."""
-        raise NotImplementedError(f"{type(self).__name__} has no _build")
+        raise TypeError(f"{type(self).__name__} has no _build")
 
 
 class Policy(nn.Module, ABC, Generic[S]):
